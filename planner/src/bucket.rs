@@ -122,7 +122,11 @@ fn pack_arena(
         error,
     })?;
     let fixed = fixed.next_multiple_of(ALIGN);
-    packing.offsets.iter_mut().chain([&mut packing.peak, &mut packing.bound]).for_each(|at| *at += fixed);
+    packing
+        .offsets
+        .iter_mut()
+        .chain([&mut packing.peak, &mut packing.bound])
+        .for_each(|bytes| *bytes += fixed);
     Ok(packing)
 }
 

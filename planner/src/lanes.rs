@@ -46,8 +46,9 @@ pub fn assign_lanes(
     let in_line = move_collectives(&assigned, &times);
     let total = |lanes: &[LaneAssignment]| {
         let steps = timed.iter().zip(lanes);
-        let steps: Vec<TimedStep> =
-            steps.map(|(step, of)| TimedStep { communicates: of.lane == Lane::Comm, ..*step }).collect();
+        let steps: Vec<TimedStep> = steps
+            .map(|(step, assignment)| TimedStep { communicates: assignment.lane == Lane::Comm, ..*step })
+            .collect();
         simulate_timeline(&steps, crossing, |s, wait| lanes[s].waits.iter().for_each(|&w| wait(w))).total
     };
     if total(&in_line) <= total(&separate) { in_line } else { separate }

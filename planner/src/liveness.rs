@@ -274,10 +274,10 @@ impl GroupCoverage {
     /// is one of all these cells.
     fn set_covered(&self, next: &mut [NextRendezvous], group: GroupId, rendezvous: NextRendezvous) {
         let Some(large) = self.classes.get_index(self.class_of[group.index()]) else { return };
-        for (small, known) in self.classes.iter().zip(next) {
+        for (small, reach) in self.classes.iter().zip(next) {
             let mut firsts = small.iter().zip(large);
             if firsts.all(|(&first, large_first)| large.get(first as usize) == Some(large_first)) {
-                *known = rendezvous;
+                *reach = rendezvous;
             }
         }
     }

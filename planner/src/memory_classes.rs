@@ -105,7 +105,7 @@ impl BufferClasses {
         let arenas = self.iter().filter(|(_, c)| matches!(c.space, ClassLocation::Arena(_)));
         let members = arenas.flat_map(|(i, c)| c.members.iter().map(move |m| (m, i)));
         members.filter_map(|(m, i)| match m.shares {
-            SharingReason::Shard(whole) | SharingReason::Piece(whole) => Some((whole, i)),
+            SharingReason::Shard(result) | SharingReason::Piece(result) => Some((result, i)),
             SharingReason::Nothing | SharingReason::Over(_) => None,
         })
     }

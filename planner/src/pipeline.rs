@@ -204,7 +204,7 @@ impl ProgramSchedules<'_> {
 
     /// The largest number of bytes in blocks that the symmetric arena holds at any step.
     fn load(&self) -> Result<u64> {
-        self.programs.iter().try_fold(0, |most: u64, program| Ok(most.max(symmetric_load(program)?)))
+        self.programs.iter().try_fold(0, |max: u64, program| Ok(max.max(symmetric_load(program)?)))
     }
 
     /// Whether dropped exit barriers rely on the next run having the same steps. If none does, then schedules

@@ -53,8 +53,8 @@ pub fn bound_inputs(graph: &Graph, views: &ValueViews, bind: &BTreeSet<InputId>)
     let mut bound = BTreeSet::new();
     for (id, node) in graph.nodes.iter() {
         let peers = peer_contract(graph, id)?;
-        for at in symmetric_positions(graph, id, peers.as_ref()).0 {
-            let Some(&v) = node.inputs.get(at) else { continue };
+        for position in symmetric_positions(graph, id, peers.as_ref()).0 {
+            let Some(&v) = node.inputs.get(position) else { continue };
             let Some(input) = input_of(graph, views.base(v)) else { continue };
             if !is_peer_reachable(graph, views, v) && peers.is_some() {
                 continue;
@@ -114,8 +114,8 @@ impl CopyInserter<'_> {
     fn mark_symmetric(&mut self, id: NodeId, node: &Node) -> Result<()> {
         let peers = peer_contract(self.graph, id)?;
         let (operands, results) = symmetric_positions(self.graph, id, peers.as_ref());
-        for at in results {
-            if let Some(&v) = node.outputs.get(at) {
+        for position in results {
+            if let Some(&v) = node.outputs.get(position) {
                 self.symmetric[v] = true;
             }
         }

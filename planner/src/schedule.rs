@@ -298,7 +298,7 @@ impl ScheduleSearch<'_> {
         let placed = self.place_steps(steps, joined.clone(), &separate);
         let mut demand = self.demand(&placed)?;
         let all_separate = SeparateResults(
-            placed.classes.enclosing_results().filter_map(|(whole, _)| placed.steps.def[whole]).collect(),
+            placed.classes.enclosing_results().filter_map(|(result, _)| placed.steps.def[result]).collect(),
         );
         if !all_separate.0.is_empty() {
             let without = self.place_steps(placed.steps, joined.clone(), &all_separate);
@@ -319,7 +319,7 @@ impl ScheduleSearch<'_> {
         let mut demand = candidate.demand;
         let mut changes = self.separation_changes(&self.place_separately(candidate, &separate), &separate)?;
         while tried.len() < MAX_PLACEMENTS {
-            let Some(next) = changes.iter().find(|apart| !tried.contains(apart)).cloned() else { break };
+            let Some(next) = changes.iter().find(|change| !tried.contains(change)).cloned() else { break };
             tried.insert(next.clone());
             let changed = self.place_separately(candidate, &next);
             let needed = self.demand(&changed)?;
@@ -352,9 +352,9 @@ impl ScheduleSearch<'_> {
             let load = load_by_step(&sized, placed.steps.list.len(), arena, |s| s.block);
             let peak_load = load.iter().max().copied().unwrap_or(0);
             let Some(peak) = load.iter().position(|&l| l == peak_load && l > 0) else { continue };
-            for (whole, class) in placed.classes.enclosing_results() {
+            for (result, class) in placed.classes.enclosing_results() {
                 let first = placed.classes.list[class].first;
-                let written = placed.steps.def[whole];
+                let written = placed.steps.def[result];
                 if let Some(step) = written.filter(|&w| (first as usize..w as usize).contains(&peak)) {
                     out.push(SeparateResults(separate.0.iter().copied().chain([step]).collect()));
                 }

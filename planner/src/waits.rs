@@ -45,13 +45,13 @@ pub fn waits(
         .iter()
         .flat_map(|(_, c)| &c.members)
         .filter_map(|m| match m.shares {
-            SharingReason::Piece(whole) | SharingReason::Shard(whole) => Some((m.value, whole)),
+            SharingReason::Piece(outer) | SharingReason::Shard(outer) => Some((m.value, outer)),
             _ => None,
         })
         .collect();
     // The accesses to parts of values that are parts themselves. No other value of the class has their bytes.
     let mut part_steps: HashMap<ValueId, LatestSteps> =
-        inside.values().filter(|whole| inside.contains_key(whole)).map(|&whole| (whole, [0; 2])).collect();
+        inside.values().filter(|outer| inside.contains_key(outer)).map(|&outer| (outer, [0; 2])).collect();
     // The accesses to each class so far.
     let mut so_far: Vec<LatestSteps> = vec![[0; 2]; classes.list.len()];
     // The accesses to inputs that are replaced. An input has all bytes of the output that replaces it.

@@ -75,9 +75,9 @@ struct KnownClock<'a> {
 impl AccessStart<'_> {
     /// Whether this lane of this rank is known to have reached `tick`.
     pub fn knows(&self, rank: usize, lane: usize, tick: u32) -> bool {
-        self.0.iter().all(|known| {
-            let own = known.own.filter(|(r, _)| *r == rank).map_or(0, |(_, own)| own[lane]);
-            own >= tick || known.shared[rank * LANE_COUNT + lane] >= tick
+        self.0.iter().all(|clock| {
+            let own = clock.own.filter(|(r, _)| *r == rank).map_or(0, |(_, own)| own[lane]);
+            own >= tick || clock.shared[rank * LANE_COUNT + lane] >= tick
         })
     }
 }
@@ -158,8 +158,9 @@ impl VectorClocks {
         self.kept.clear();
         let mut joins = JoinCache::default();
         for lanes in self.now.chunks_mut(LANE_COUNT) {
-            let shared =
-                lanes[1..].iter().fold(lanes[0].shared.clone(), |all, l| joins.join_clocks(&all, &l.shared));
+            let shared = lanes[1..]
+                .iter()
+                .fold(lanes[0].shared.clone(), |joined, l| joins.join_clocks(&joined, &l.shared));
             lanes.fill(LaneClock { shared, own: [self.base; LANE_COUNT] });
         }
     }
@@ -174,10 +175,10 @@ impl VectorClocks {
         faults: &mut Vec<OrderFault>,
     ) {
         for wait in &step.waits {
-            let Some(kept) = self.kept.get(wait) else { continue };
+            let Some(kept_clocks) = self.kept.get(wait) else { continue };
             let mut joins = JoinCache::default();
-            for (rank, kept) in kept.iter().enumerate() {
-                self.now[rank * LANE_COUNT + step.lane].join(kept, &mut joins);
+            for (rank, clock) in kept_clocks.iter().enumerate() {
+                self.now[rank * LANE_COUNT + step.lane].join(clock, &mut joins);
             }
         }
         let Some(sync) = step.sync else { return };

@@ -190,15 +190,15 @@ impl LocationResolver<'_> {
     fn location(
         &self,
         value: ValueId,
-        place: &ResolvedPlacement,
+        placement: &ResolvedPlacement,
         errors: &mut Findings,
     ) -> Option<ValueLocation> {
         let graph = &self.program.graph;
         let name = graph.value_name(value).to_string();
         let ty = graph.ty(value);
-        let (space, origin, size) = self.memory(value, &name, place.memory, errors)?;
-        let start = place.offset.clone();
-        let rank = place.by_rank.as_ref().map(|(group, stride)| self.rank_offset(*group, stride));
+        let (space, origin, size) = self.memory(value, &name, placement.memory, errors)?;
+        let start = placement.offset.clone();
+        let rank = placement.by_rank.as_ref().map(|(group, stride)| self.rank_offset(*group, stride));
         let mut low = start.bounds(self.symbols).0;
         let limit = i64::try_from(size).unwrap_or(i64::MAX);
         let mut high = match start.as_const() {
@@ -215,7 +215,7 @@ impl LocationResolver<'_> {
                 high.max((start.clone() + ty.bytes() + last_offset).upper_bound(self.symbols))
             };
         }
-        let memory = place.memory;
+        let memory = placement.memory;
         if low < 0 || high > limit || !self.within_output(value, memory, &start, &rank) {
             let bucket = self.index;
             errors.push(CheckError::PlaceOutside { bucket, value: name, memory, low, high, size });

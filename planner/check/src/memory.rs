@@ -131,7 +131,7 @@ impl AccessHistory {
         let history = self.spaces.entry(span.space).or_default();
         history.replace_loose(&span, accesses, judge);
         if first.write {
-            history.held.retain(|held| !(held.overlaps(&span) && overwrites(held.item)));
+            history.held.retain(|held_item| !(held_item.overlaps(&span) && overwrites(held_item.item)));
         }
         let space = &mut history.segments;
         if !span.simple {
@@ -249,7 +249,7 @@ fn range_mut(
     low: u64,
     high: u64,
 ) -> impl Iterator<Item = (&u64, &mut ByteSegment)> {
-    let from = space.range(..low).next_back().filter(|(_, p)| p.end > low).map_or(low, |(&at, _)| at);
+    let from = space.range(..low).next_back().filter(|(_, p)| p.end > low).map_or(low, |(&start, _)| start);
     space.range_mut(from..high)
 }
 

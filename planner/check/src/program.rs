@@ -167,8 +167,8 @@ fn check_text_lengths(plan: &Plan, errors: &mut Findings) {
         }
     }
     for (b, Bucket { places, decisions, .. }) in plan.buckets.iter().enumerate() {
-        for (value, place) in places.iter() {
-            check_length(&|| format!("the reason for the place of %{value} in bucket {b}"), &place.why);
+        for (value, placement) in places.iter() {
+            check_length(&|| format!("the reason for the place of %{value} in bucket {b}"), &placement.why);
         }
         for d in decisions {
             let names = d.alternatives.iter().map(|a| &a.name).chain(d.rules.iter().map(|r| &r.name));
@@ -337,9 +337,9 @@ pub fn check_plan_level(plan: &Plan, programs: &PlanPrograms, errors: &mut Findi
         errors.push(CheckError::BucketsMissing { expected: 1, found: 0 });
     }
     let ArenaSizes { ordinary, symmetric } = plan.arenas;
-    for (arena, found) in [(ArenaKind::Ordinary, ordinary), (ArenaKind::Symmetric, symmetric)] {
-        if found > MAX_SIZE {
-            errors.push(CheckError::ArenaTooLarge { arena, expected: MAX_SIZE, found });
+    for (arena, bytes) in [(ArenaKind::Ordinary, ordinary), (ArenaKind::Symmetric, symmetric)] {
+        if bytes > MAX_SIZE {
+            errors.push(CheckError::ArenaTooLarge { arena, expected: MAX_SIZE, found: bytes });
         }
     }
     let inputs = programs.source.inputs.len();

@@ -212,20 +212,20 @@ const MAX_BLOCKS: u32 = 1024;
 /// Checks the optional fields of a step. Only a step with a collective may have them.
 fn check_fields(ctx: &CheckContext<'_>, s: usize, communicates: bool, errors: &mut Findings) {
     let step = &ctx.bucket.steps[s];
-    let mut report = |field, expected, found: String| {
-        errors.push(CheckError::StepField { at: ctx.step_location(s), field, expected, found });
+    let mut report = |field, expected, actual: String| {
+        errors.push(CheckError::StepField { at: ctx.step_location(s), field, expected, found: actual });
     };
     match step.blocks {
-        Some(found) if !communicates => {
-            report("blocks", "no value because the step has no collective", found.to_string());
+        Some(blocks) if !communicates => {
+            report("blocks", "no value because the step has no collective", blocks.to_string());
         }
-        Some(found) if !(1..=MAX_BLOCKS).contains(&found) => {
-            report("blocks", "1 to 1024", found.to_string());
+        Some(blocks) if !(1..=MAX_BLOCKS).contains(&blocks) => {
+            report("blocks", "1 to 1024", blocks.to_string());
         }
         _ => {}
     }
-    if let Some(found) = step.exit_bytes.filter(|_| !communicates) {
-        report("exit_bytes", "no value because the step has no collective", found.to_string());
+    if let Some(bytes) = step.exit_bytes.filter(|_| !communicates) {
+        report("exit_bytes", "no value because the step has no collective", bytes.to_string());
     }
 }
 

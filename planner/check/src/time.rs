@@ -79,13 +79,13 @@ pub fn check(
         (proof.errors, proof.report)
     });
     let mut errors: Vec<CheckError> = Vec::new();
-    for (found, of_bucket) in proofs {
+    for (proved, of_bucket) in proofs {
         report.accesses += of_bucket.accesses;
         report.compared += of_bucket.compared;
         report.joins += of_bucket.joins;
         report.sequences += of_bucket.sequences;
         // The proofs of two buckets may find the same error in later runs.
-        let new: Vec<CheckError> = found.into_iter().filter(|e| !errors.contains(e)).collect();
+        let new: Vec<CheckError> = proved.into_iter().filter(|e| !errors.contains(e)).collect();
         errors.extend(new);
         if errors.len() >= MAX_ERRORS {
             break;

@@ -123,11 +123,11 @@ impl ComparedPart {
 
 /// Adds a limit. `replaces` says whether its sizes replace those that are stated already.
 pub(crate) fn add_limit(limits: &mut Vec<PartLimit>, limit: PartLimit, replaces: bool) {
-    match limits.iter_mut().find(|known| known.kind == limit.kind) {
-        Some(known) => {
-            known.sizes = known.sizes.saturating_add(limit.sizes);
+    match limits.iter_mut().find(|existing| existing.kind == limit.kind) {
+        Some(existing) => {
+            existing.sizes = existing.sizes.saturating_add(limit.sizes);
             if replaces {
-                known.at = limit.at;
+                existing.at = limit.at;
             }
         }
         None => {

@@ -68,7 +68,7 @@ pub type LeafOfRank = (usize, u32);
 impl RegionLeaf {
     /// The rank whose elements this rank holds.
     pub fn representative_rank(&self, rank: u32) -> u32 {
-        self.replication.as_ref().map_or(rank, |held| held.representative_rank(rank))
+        self.replication.as_ref().map_or(rank, |replication| replication.representative_rank(rank))
     }
 }
 
@@ -308,8 +308,8 @@ impl<'a> ConcreteBuilder<'a> {
             }
         }
         for (n, windows) in std::mem::take(&mut self.needed.nodes).into_iter().rev() {
-            for (window, found) in windows {
-                self.add_windowed_node(&program.graph.nodes[n], window, found)?;
+            for (window, windowed) in windows {
+                self.add_windowed_node(&program.graph.nodes[n], window, windowed)?;
             }
         }
         let value = self.operand(region.root, &self.needed.root.clone(), false)?;

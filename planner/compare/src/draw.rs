@@ -136,14 +136,14 @@ impl LeafDraws {
                 }
                 if let Some(limit) = seeds.index_limit(id).map_err(|e| e.to_string())? {
                     class.limited_by[side] = true;
-                    class.limit = Some(class.limit.map_or(limit, |known| known.min(limit)));
+                    class.limit = Some(class.limit.map_or(limit, |current| current.min(limit)));
                 }
                 let shape = concrete_shape(&concrete.graph, concrete.graph.inputs[id].value);
                 let max_position = positions(leaf, &shape).into_iter().max().unwrap_or(0);
                 class.last_position = class.last_position.max(max_position);
                 if seeds.holds_group_ends(id) {
                     let count = max_position.max(0).unsigned_abs() + 1;
-                    class.ends = Some(class.ends.map_or(count, |known| known.max(count)));
+                    class.ends = Some(class.ends.map_or(count, |current| current.max(count)));
                 }
             }
         }

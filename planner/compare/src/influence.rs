@@ -178,11 +178,11 @@ fn exchange_influence(
     let mut out = vec![ValueInfluence::default(); ranks as usize];
     let cells = node.op.group().and_then(|group| graph.cells(group)).unwrap_or_default();
     for cell in cells {
-        for (place, &rank) in cell.iter().enumerate() {
+        for (position, &rank) in cell.iter().enumerate() {
             let senders: Vec<u32> = match kind {
                 CollectiveKind::Broadcast { root } => cell.get(*root as usize).copied().into_iter().collect(),
                 CollectiveKind::Permute { pairs } => {
-                    let sent = pairs.iter().filter(|(_, to)| *to as usize == place);
+                    let sent = pairs.iter().filter(|(_, to)| *to as usize == position);
                     sent.filter_map(|(from, _)| cell.get(*from as usize).copied()).collect()
                 }
                 _ => cell.clone(),

@@ -101,7 +101,7 @@ fn is_same_everywhere(op: &Op) -> bool {
 impl NumberedProgram<'_> {
     pub fn map_dim(&self, dim: &Dim) -> Dim {
         match self.dims.get(dim) {
-            Some(known) => known.clone(),
+            Some(existing) => existing.clone(),
             None => dim.substitute(&|s| Dim::from(self.map.get(&s).copied().unwrap_or(s))),
         }
     }
@@ -112,7 +112,7 @@ impl ValueNumbering {
         let mut symbols = source.symbols.clone();
         for symbol in planned.symbols.values() {
             match symbols.values_mut().find(|s| s.name == symbol.name) {
-                Some(known) => (known.min, known.max) = (symbol.min, symbol.max),
+                Some(existing) => (existing.min, existing.max) = (symbol.min, symbol.max),
                 None => drop(symbols.push(symbol.clone())),
             }
         }
@@ -221,8 +221,8 @@ impl ValueNumbering {
 
     /// Makes the parts of an operand the parts of the result of a collective that acts position by position.
     fn reduce_parts(&mut self, op: &Op, x: &ElementView, result: &ElementView, dtype: DType) {
-        let Some(parts) = self.parts.get(&x.class).cloned() else { return };
-        let end = parts.last().map(|p| p.start.clone() + p.count.clone());
+        let Some(concat_parts) = self.parts.get(&x.class).cloned() else { return };
+        let end = concat_parts.last().map(|p| p.start.clone() + p.count.clone());
         let both_whole = [x, result].into_iter().all(|elements| {
             elements.offset == Dim::from(0)
                 && elements.strides == contiguous_strides(&elements.shape)
@@ -231,7 +231,7 @@ impl ValueNumbering {
         if !both_whole || self.parts.contains_key(&result.class) {
             return;
         }
-        let reduced = parts.into_iter().map(|part| {
+        let reduced = concat_parts.into_iter().map(|part| {
             let ty = TensorType::new(dtype, vec![part.count.clone()]);
             ConcatPart {
                 elements: self.pointwise(op.clone(), std::slice::from_ref(&part.elements), &ty),
@@ -486,7 +486,7 @@ fn pick_axes(axes: &[usize], dims: &[Dim]) -> Vec<Dim> {
 }
 
 fn shape_product(shape: &[Dim]) -> Dim {
-    shape.iter().fold(Dim::from(1), |all, extent| all * extent.clone())
+    shape.iter().fold(Dim::from(1), |count, extent| count * extent.clone())
 }
 
 pub fn round_to_dtype(dtype: DType, x: f64) -> f64 {

@@ -172,13 +172,13 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
         let mut run = PartRun { part, shared, elements: 0, limits: Vec::new(), influence, ran: false };
         let mut undecided = None;
         for &(index, bucket) in self.buckets {
-            for (at, verdict) in run.compare_in_bucket(self.symbols, index, bucket) {
+            for (sizes, verdict) in run.compare_in_bucket(self.symbols, index, bucket) {
                 match verdict {
                     Verdict::Equal(_) => {}
-                    Verdict::Undecided(what) => undecided = undecided.or(Some((what, at))),
+                    Verdict::Undecided(doubt) => undecided = undecided.or(Some((doubt, sizes))),
                     verdict => {
                         let PartRun { elements, limits, .. } = run;
-                        return PartOutcome { verdict, at, limits, elements, canonical_text: None };
+                        return PartOutcome { verdict, at: sizes, limits, elements, canonical_text: None };
                     }
                 }
             }
@@ -195,11 +195,17 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
         if ran && undecided.is_none() {
             shared.agreeing.insert(text.to_string());
         }
-        let (verdict, at) = match undecided {
-            Some((what, at)) => (Verdict::Undecided(what), at),
+        let (verdict, sizes) = match undecided {
+            Some((doubt, sizes)) => (Verdict::Undecided(doubt), sizes),
             None => (Verdict::Equal(elements), String::new()),
         };
-        PartOutcome { verdict, at, limits, elements, canonical_text: part.canonical_text(self.source.graph) }
+        PartOutcome {
+            verdict,
+            at: sizes,
+            limits,
+            elements,
+            canonical_text: part.canonical_text(self.source.graph),
+        }
     }
 
     /// The text of a pair of regions over symbols. Besides the buckets, the outcome depends only on it.
@@ -450,7 +456,7 @@ impl PartRun<'_, '_, '_> {
         for (window, wide) in pairs {
             match self.judge_window(sizes, &window, wide, effort) {
                 Verdict::Equal(n) => elements += n,
-                Verdict::Undecided(what) => undecided = undecided.or(Some(what)),
+                Verdict::Undecided(doubt) => undecided = undecided.or(Some(doubt)),
                 other => return other,
             }
         }
@@ -531,14 +537,14 @@ impl PartRun<'_, '_, '_> {
         };
         let same_bits = self.part.same_bits;
         let key = comparison_key(&typed, same_bits);
-        if let Some(known) = self.shared.judgements.get(&key) {
+        if let Some(judgement) = self.shared.judgements.get(&key) {
             // A leaf that was not tried because it had influenced a result at other sizes may have to be tried here.
-            let mut missing = known.influence.missing();
+            let mut missing = judgement.influence.missing();
             if missing.all(|leaf| self.influence.shown.contains(&leaf)) {
-                self.influence.extend(&known.influence);
-                return match &known.verdict {
+                self.influence.extend(&judgement.influence);
+                return match &judgement.verdict {
                     Verdict::Equal(_) => Verdict::Equal(0),
-                    known => known.clone(),
+                    verdict => verdict.clone(),
                 };
             }
         }

@@ -32,7 +32,7 @@ impl IntegerBounds {
             for i in 0..tensor.numel() {
                 let x = tensor.get_i64(i);
                 let single = IntegerBounds::new(x, x);
-                out = Some(out.map_or(single, |known| known.join(single)));
+                out = Some(out.map_or(single, |bounds| bounds.join(single)));
             }
         }
         out

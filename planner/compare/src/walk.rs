@@ -73,9 +73,9 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         }
         let of_planned = numbering.add_program(planned);
         let mut replication = HashMap::new();
-        for (v, held) in Replication::of_graph(source).iter() {
+        for (v, ranks) in Replication::of_graph(source).iter() {
             if let Some(elements) = &numbered.elements[v] {
-                replication.entry(elements.class).or_insert_with(|| held.clone());
+                replication.entry(elements.class).or_insert_with(|| ranks.clone());
             }
         }
         let by_name = source.values.iter().filter(|(v, _)| numbered.elements[*v].is_some());
@@ -294,9 +294,9 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             let reason = format!("a part has more than {MAX_REGION_NODES} nodes");
             return (Verdict::Unknown(reason), String::new(), None);
         };
-        let (mut verdict, mut at) = self.compare(&first);
+        let (mut verdict, mut sizes) = self.compare(&first);
         if !matches!(verdict, Verdict::Differs(_) | Verdict::NoInfluence(_)) {
-            return (verdict, at, Some(first));
+            return (verdict, sizes, Some(first));
         }
         let mut next = self.leaves_to_open(&first, thorough, false);
         let mut steps_without_influence = usize::from(matches!(verdict, Verdict::NoInfluence(_)));
@@ -310,21 +310,21 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             // Leaves of wider regions are related as in the program, so the verdict on a wider region replaces that
             // of a narrower one. Of several differences in a row, the first is the nearest to the value, and is kept.
             match self.compare(&wider) {
-                (found, at) if found.is_agreement() => return (found, at, Some(first)),
-                (found @ Verdict::NoInfluence(_), of_sizes) => {
+                (examined, sizes) if examined.is_agreement() => return (examined, sizes, Some(first)),
+                (examined @ Verdict::NoInfluence(_), of_sizes) => {
                     steps_without_influence += 1;
-                    (verdict, at) = (found, of_sizes);
+                    (verdict, sizes) = (examined, of_sizes);
                 }
-                (found @ Verdict::Differs(_), of_sizes) => {
+                (examined @ Verdict::Differs(_), of_sizes) => {
                     if matches!(verdict, Verdict::NoInfluence(_)) {
-                        (verdict, at) = (found, of_sizes);
+                        (verdict, sizes) = (examined, of_sizes);
                     }
                 }
                 _ => break,
             }
             next = self.leaves_to_open(&wider, thorough, true);
         }
-        (verdict, at, Some(first))
+        (verdict, sizes, Some(first))
     }
 
     /// The values before views of all elements that both sides have in common. Ops compute along the axes of

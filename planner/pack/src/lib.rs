@@ -197,16 +197,16 @@ fn pack_connected(
     let mut best: Option<FoundPacking> = swept.map(|(peak, offsets)| (peak, offsets, "away from the bound"));
     let swept = if best.is_some() { blocks.len() as u64 } else { 0 };
     // A sweep exists only if no offset is given, so there are no given offsets to check.
-    if let Some(found) = best.take_if(|b| b.0 <= goal) {
-        return Ok((found, swept));
+    if let Some(packing) = best.take_if(|b| b.0 <= goal) {
+        return Ok((packing, swept));
     }
     let mut search = OrderSearch::new(blocks, spans, swept, budget + swept);
     search.check_fixed_offsets()?;
     let mut orders = orders::portfolio(blocks, spans, loads);
     search.try_orders(orders.by_ref().take(FIRST_ORDERS), &mut best, goal);
     let mut refine_work = 0;
-    if let Some(found) = best.take_if(|b| b.0 > goal && config.exact > 0) {
-        let (refined, work) = refine::refine(blocks, spans, found, max_load(loads).0, goal, config.exact);
+    if let Some(packing) = best.take_if(|b| b.0 > goal && config.exact > 0) {
+        let (refined, work) = refine::refine(blocks, spans, packing, max_load(loads).0, goal, config.exact);
         best = Some(refined);
         refine_work = work;
     }

@@ -68,12 +68,15 @@ impl PartOffsets {
         shapes.sort_unstable();
         let shape: Vec<Shape> = shapes.iter().map(|s| s.0).collect();
         if let Some(stored) = self.offsets.get(&shape) {
-            shapes.iter().zip(stored).for_each(|(&(_, i), &at)| offsets[part[i as usize] as usize] = at);
+            shapes
+                .iter()
+                .zip(stored)
+                .for_each(|(&(_, i), &offset)| offsets[part[i as usize] as usize] = offset);
             return Ok(());
         }
         let own: Vec<Block> = part.iter().map(|&b| blocks[b as usize]).collect();
         let packed = pack(&own)?;
-        part.iter().zip(&packed).for_each(|(&b, &at)| offsets[b as usize] = at);
+        part.iter().zip(&packed).for_each(|(&b, &offset)| offsets[b as usize] = offset);
         self.offsets.insert(shape, shapes.iter().map(|&(_, i)| packed[i as usize]).collect());
         Ok(())
     }

@@ -191,9 +191,9 @@ fn rows(text: &str) -> impl Iterator<Item = (usize, &str)> {
 fn split<'t>(line: &'t str, cells: &mut Vec<&'t str>) {
     cells.clear();
     let mut from = 0;
-    for (at, _) in line.bytes().enumerate().filter(|&(_, c)| c == b',') {
-        cells.push(line[from..at].trim());
-        from = at + 1;
+    for (comma, _) in line.bytes().enumerate().filter(|&(_, c)| c == b',') {
+        cells.push(line[from..comma].trim());
+        from = comma + 1;
     }
     cells.push(line[from..].trim());
 }
@@ -213,9 +213,9 @@ fn push_number(out: &mut String, mut number: u64) {
 
 fn parse_block(columns: &TableColumns, cells: &[&str], line: usize) -> Result<Block, TableError> {
     const EXPECTED_INTEGER: &str = "an integer from 0 to 2^62 - 1";
-    let number = |at: usize, column: &'static str, expected: &'static str| {
-        let value = cells[at].parse::<u64>().ok().filter(|&v| v < 1 << 62);
-        value.ok_or_else(|| TableError::Cell { line, column, found: cells[at].into(), expected })
+    let number = |index: usize, column: &'static str, expected: &'static str| {
+        let value = cells[index].parse::<u64>().ok().filter(|&v| v < 1 << 62);
+        value.ok_or_else(|| TableError::Cell { line, column, found: cells[index].into(), expected })
     };
     let (from, to) = if columns.inclusive { ("start", "end") } else { ("lower", "upper") };
     let lower = number(columns.start, from, EXPECTED_INTEGER)? as usize;
@@ -223,12 +223,13 @@ fn parse_block(columns: &TableColumns, cells: &[&str], line: usize) -> Result<Bl
     if lower >= upper {
         return Err(TableError::Lifetime { line, lower, upper });
     }
-    let offset_column = columns.offset.filter(|&at| !matches!(cells[at], "" | "-1"));
-    let align = columns.alignment.map(|at| number(at, "alignment", "a positive integer")).transpose()?;
-    if let (Some(0), Some(at)) = (align, columns.alignment) {
+    let offset_column = columns.offset.filter(|&index| !matches!(cells[index], "" | "-1"));
+    let align =
+        columns.alignment.map(|index| number(index, "alignment", "a positive integer")).transpose()?;
+    if let (Some(0), Some(index)) = (align, columns.alignment) {
         let column = "alignment";
         let expected = "a positive integer";
-        return Err(TableError::Cell { line, column, found: cells[at].into(), expected });
+        return Err(TableError::Cell { line, column, found: cells[index].into(), expected });
     }
     Ok(Block {
         start: lower,
@@ -236,7 +237,7 @@ fn parse_block(columns: &TableColumns, cells: &[&str], line: usize) -> Result<Bl
         size: number(columns.size, "size", EXPECTED_INTEGER)?,
         align: align.unwrap_or(1),
         offset: offset_column
-            .map(|at| number(at, "offset", "an integer from 0 to 2^62 - 1, or nothing"))
+            .map(|index| number(index, "offset", "an integer from 0 to 2^62 - 1, or nothing"))
             .transpose()?,
     })
 }

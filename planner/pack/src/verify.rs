@@ -40,7 +40,7 @@ pub fn verify(blocks: &[Block], offsets: &[u64]) -> Result<VerifiedPacking, Veri
     for (b, block) in blocks.iter().enumerate() {
         let offset = offsets[b];
         let align = block.align.max(1);
-        if !offset.is_multiple_of(align) || block.offset.is_some_and(|given| given != offset) {
+        if !offset.is_multiple_of(align) || block.offset.is_some_and(|fixed| fixed != offset) {
             return Err(VerifyError::Misplaced { block: b, offset });
         }
         let intervals = if block.start < block.end {

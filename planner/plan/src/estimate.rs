@@ -85,8 +85,8 @@ impl ParsedProgram {
             })
             .collect();
         let Timeline { exposed, overlapped, total, .. } =
-            simulate_timeline(&timed, profile.lane_crossing_ns(), |at, wait| {
-                bucket.steps[at].waits.iter().for_each(|&w| wait(w))
+            simulate_timeline(&timed, profile.lane_crossing_ns(), |step, wait| {
+                bucket.steps[step].waits.iter().for_each(|&w| wait(w))
             });
         let mut compute = 0;
         let mut communication = Vec::new();

@@ -129,9 +129,9 @@ impl ParsedProgram {
     ) -> (EntityMap<ValueId, Option<ResolvedPlacement>>, Vec<ResolveError>) {
         let mut errors = Vec::new();
         let mut out = EntityMap::filled(None, self.graph.values.len());
-        for (name, place) in &bucket.places {
+        for (name, placement) in &bucket.places {
             match self.value_by_name(name).filter(|&v| self.has_memory(v)) {
-                Some(value) => match self.resolve_placement(name, place, symbols) {
+                Some(value) => match self.resolve_placement(name, placement, symbols) {
                     Ok(placed) => out[value] = Some(placed),
                     Err(error) => errors.push(error),
                 },

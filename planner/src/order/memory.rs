@@ -5,8 +5,8 @@ use super::model::TaskGraph;
 /// Bytes in the ordinary and in the symmetric arena.
 pub type ArenaBytes = [u64; 2];
 
-pub fn total_bytes(of: ArenaBytes) -> u64 {
-    of[0].saturating_add(of[1])
+pub fn total_bytes(bytes: ArenaBytes) -> u64 {
+    bytes[0].saturating_add(bytes[1])
 }
 
 /// The live bytes at a point of a run.

@@ -142,8 +142,14 @@ impl TaskGraph {
         });
         let memory =
             InPlaceOperands { program, steps, readers: &readers, replaced: replaced.collect(), together };
-        let timed_steps = steps.list.iter().enumerate().map(|(at, step)| {
-            estimate_step(program, step_traffic(program, &sizes, at, step, &memory), step, symbols, profile)
+        let timed_steps = steps.list.iter().enumerate().map(|(position, step)| {
+            estimate_step(
+                program,
+                step_traffic(program, &sizes, position, step, &memory),
+                step,
+                symbols,
+                profile,
+            )
         });
         TaskGraph {
             lane: steps.list.iter().map(|s| s.lane).collect(),

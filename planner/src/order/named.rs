@@ -374,8 +374,8 @@ mod tests {
                 let (order, work) = GreedyScheduler::new(tasks, rule).run();
                 let operands: usize = (0..tasks.len()).map(|s| tasks.touches.row(s).len()).sum();
                 assert_eq!(order.len(), tasks.len());
-                let most = 4 * operands + 2 * MAX_SCANNED_STEPS * tasks.len();
-                assert!(work <= most, "{wide}, {read}, {ends}: {work} of {operands} operands");
+                let max_work = 4 * operands + 2 * MAX_SCANNED_STEPS * tasks.len();
+                assert!(work <= max_work, "{wide}, {read}, {ends}: {work} of {operands} operands");
             }
         }
     }

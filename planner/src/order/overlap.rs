@@ -538,21 +538,25 @@ mod tests {
     fn gathers_of_parameters_run_beside_the_product_in_front() {
         let tasks = layers(6);
         let from: Vec<u32> = (0..18).collect();
-        let found = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, 25), u64::MAX);
+        let overlapped = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, 25), u64::MAX);
         // All gathers except the first are hidden. Casts run on the compute lane, the second one during the
         // first gather.
         assert_eq!(
-            makespan(&tasks, &found.order, &found.joined),
+            makespan(&tasks, &overlapped.order, &overlapped.joined),
             6 * (5 + 200) + 50 - 5,
             "{:?}",
-            found.order
+            overlapped.order
         );
         // Two landing buffers are enough, because gathers start just in time.
-        assert!(found.peak < 2 * 100 + 3 * 10 + 2 * 2 + 10, "{}", found.peak);
+        assert!(overlapped.peak < 2 * 100 + 3 * 10 + 2 * 2 + 10, "{}", overlapped.peak);
         // With room for one gather nothing overlaps.
-        let found = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, 25), 150);
-        assert!(makespan(&tasks, &found.order, &found.joined) >= 6 * (50 + 200), "{:?}", found.order);
-        assert!(found.peak <= 150, "{}", found.peak);
+        let overlapped = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, 25), 150);
+        assert!(
+            makespan(&tasks, &overlapped.order, &overlapped.joined) >= 6 * (50 + 200),
+            "{:?}",
+            overlapped.order
+        );
+        assert!(overlapped.peak <= 150, "{}", overlapped.peak);
     }
 
     /// If communication takes longer than computation, all gathers are late. The gather that is used first goes
@@ -575,13 +579,17 @@ mod tests {
         let tasks = tasks(&rows.iter().map(|r| (&r.0[..], r.1, r.2, r.3)).collect::<Vec<_>>());
         let from: Vec<u32> = (0..tasks.len() as u32).collect();
         for lead in [0, 25, 150] {
-            let found = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, lead), u64::MAX);
-            let gathers = found.order.iter().copied().filter(|&s| tasks.lane[s as usize] == Lane::Comm);
+            let overlapped = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, lead), u64::MAX);
+            let gathers = overlapped.order.iter().copied().filter(|&s| tasks.lane[s as usize] == Lane::Comm);
             let expected: Vec<u32> = (0..count).map(|k| 2 * (count - 1 - k) + 1).collect();
-            assert_eq!(gathers.collect::<Vec<_>>(), expected, "{:?}", found.order);
+            assert_eq!(gathers.collect::<Vec<_>>(), expected, "{:?}", overlapped.order);
             // Gathers follow each other without gaps, except for casts that a small gather does not hide.
             let total = sizes.iter().sum::<u64>() + 5 * u64::from(count) + 20;
-            assert!(makespan(&tasks, &found.order, &found.joined) <= total, "{:?}", found.order);
+            assert!(
+                makespan(&tasks, &overlapped.order, &overlapped.joined) <= total,
+                "{:?}",
+                overlapped.order
+            );
         }
     }
 
@@ -594,9 +602,9 @@ mod tests {
             (&[2], 10, 60, true),
             (&[], 10, 100, false),
         ]);
-        let found =
+        let overlapped =
             overlap(&tasks, &[0, 1, 2, 3, 4], &Prefetches::new(&tasks, &[0, 1, 2, 3, 4], 25), u64::MAX);
-        assert_eq!(makespan(&tasks, &found.order, &found.joined), 300);
+        assert_eq!(makespan(&tasks, &overlapped.order, &overlapped.joined), 300);
     }
 
     /// Twenty gathers that are not due do not keep a reduction from overlapping the first product.
@@ -606,20 +614,20 @@ mod tests {
             vec![(vec![], 10, 1000, false), (vec![0], 10, 400, true)];
         for _ in 0..20 {
             let gather = rows.len() as u32;
-            let last = if rows.len() == 2 { 0 } else { rows.len() as u32 - 1 };
+            let last_row = if rows.len() == 2 { 0 } else { rows.len() as u32 - 1 };
             rows.push((vec![], 100, 50, true));
-            rows.push((vec![gather, last], 10, 1000, false));
+            rows.push((vec![gather, last_row], 10, 1000, false));
         }
         let tasks = tasks(&rows.iter().map(|r| (&r.0[..], r.1, r.2, r.3)).collect::<Vec<_>>());
         // The reduction is last in the initial order.
         let from: Vec<u32> = [0].into_iter().chain(2..tasks.len() as u32).chain([1]).collect();
-        let found = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, 25), u64::MAX);
-        let time = simulate_order(&tasks, &found.order, &found.joined);
-        let place = found.order.iter().position(|&s| s == 1).expect("it runs");
+        let overlapped = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, 25), u64::MAX);
+        let time = simulate_order(&tasks, &overlapped.order, &overlapped.joined);
+        let position = overlapped.order.iter().position(|&s| s == 1).expect("it runs");
         assert!(
-            time.spans[place].0 <= 1100 && time.total == 21 * 1000,
+            time.spans[position].0 <= 1100 && time.total == 21 * 1000,
             "{:?} {}",
-            time.spans[place],
+            time.spans[position],
             time.total
         );
     }
@@ -632,10 +640,10 @@ mod tests {
         let used = |tasks: &TaskGraph| {
             let from: Vec<u32> = (0..tasks.len() as u32).collect();
             let prefetches = Prefetches::new(tasks, &from, 25);
-            let found = overlap(tasks, &from, &prefetches, u64::MAX);
-            (makespan(tasks, &found.order, &found.joined), found.peak, prefetches.turn)
+            let overlapped = overlap(tasks, &from, &prefetches, u64::MAX);
+            (makespan(tasks, &overlapped.order, &overlapped.joined), overlapped.peak, prefetches.turn)
         };
-        let alone = used(&layers);
+        let base = used(&layers);
         let mut rows: Vec<(Vec<u32>, u64, u64, bool)> = (0..layers.len())
             .map(|s| {
                 let communicates = layers.lane[s] == Lane::Comm;
@@ -645,8 +653,8 @@ mod tests {
         rows.extend((0..4).map(|_| (vec![], 0, 100, true)));
         let tasks = tasks(&rows.iter().map(|r| (&r.0[..], r.1, r.2, r.3)).collect::<Vec<_>>());
         let (time, peak, turn) = used(&tasks);
-        assert_eq!(turn[..layers.len()], alone.2);
-        assert_eq!((time, peak), (alone.0, alone.1), "beside all that was there before");
+        assert_eq!(turn[..layers.len()], base.2);
+        assert_eq!((time, peak), (base.0, base.1), "beside all that was there before");
     }
 
     /// For random dependences, times and budgets, each step occurs once and after its dependences, and joins
@@ -665,20 +673,23 @@ mod tests {
             let budget = rng.pick(&[0, 50, 500, u64::MAX]);
             let OverlappedOrder { order, joined, .. } =
                 overlap(&tasks, &from, &Prefetches::new(&tasks, &from, rng.pick(&[0, 25, 150])), budget);
-            let mut place = vec![usize::MAX; tasks.len()];
-            order.iter().enumerate().for_each(|(at, &s)| place[s as usize] = at);
-            assert!(order.len() == tasks.len() && place.iter().all(|&p| p != usize::MAX), "{order:?}");
-            for (at, &s) in order.iter().enumerate() {
-                assert!(tasks.before.row(s as usize).iter().all(|&b| place[b as usize] < at), "{order:?}");
-                let next = joined[at] as usize;
-                assert!(next > at && next <= order.len());
-                assert!(tasks.lane[s as usize] == Lane::Comm || next == at + 1);
+            let mut position_of = vec![usize::MAX; tasks.len()];
+            order.iter().enumerate().for_each(|(position, &s)| position_of[s as usize] = position);
+            assert!(order.len() == tasks.len() && position_of.iter().all(|&p| p != usize::MAX), "{order:?}");
+            for (position, &s) in order.iter().enumerate() {
+                assert!(
+                    tasks.before.row(s as usize).iter().all(|&b| position_of[b as usize] < position),
+                    "{order:?}"
+                );
+                let next = joined[position] as usize;
+                assert!(next > position && next <= order.len());
+                assert!(tasks.lane[s as usize] == Lane::Comm || next == position + 1);
                 // Readers of a collective wait for it, so its memory is not needed for longer than the last
                 // reader says.
                 let first =
                     tasks.after.row(s as usize).iter().filter(|&&a| tasks.lane[a as usize] == Lane::Compute);
-                let first = first.map(|&a| place[a as usize]).min();
-                assert!(first.is_none_or(|f| next <= f), "{order:?} {joined:?} at {at}");
+                let first = first.map(|&a| position_of[a as usize]).min();
+                assert!(first.is_none_or(|f| next <= f), "{order:?} {joined:?} at {position}");
             }
             assert!(makespan(&tasks, &order, &joined) > 0 || tasks.timed.iter().all(|t| t.time == 0));
         }

@@ -62,10 +62,10 @@ impl WindowImprover<'_> {
         let mut memory = LiveMemory::new(self.tasks);
         let mut done = 0;
         let mut from = 0;
-        while let Some(at) = (from..before.len()).find(|&i| before[i][arena] == peak[arena]) {
+        while let Some(position) = (from..before.len()).find(|&i| before[i][arena] == peak[arena]) {
             let mut improved = false;
             for ahead in PEAK_DISTANCES {
-                let start = at.saturating_sub(ahead).max(done);
+                let start = position.saturating_sub(ahead).max(done);
                 let end = (start + WINDOW_STEPS).min(self.order.len());
                 for &s in &self.order[done..start] {
                     memory.run(s as usize);
@@ -86,8 +86,8 @@ impl WindowImprover<'_> {
                 };
                 if let Some(better) = better_order {
                     let steps = self.order[start..end].to_vec();
-                    for (at, &i) in self.order[start..end].iter_mut().zip(&better) {
-                        *at = steps[i as usize];
+                    for (step, &i) in self.order[start..end].iter_mut().zip(&better) {
+                        *step = steps[i as usize];
                     }
                     from = end;
                     improved = true;
@@ -228,8 +228,8 @@ impl StepWindow {
         for _ in 0..self.before.len() {
             // The best way to each set.
             let mut next: HashMap<u64, u32> = HashMap::new();
-            for &at in &level {
-                for new in self.extend_set(at, &reached[at as usize]) {
+            for &index in &level {
+                for new in self.extend_set(index, &reached[index as usize]) {
                     match next.get(&new.set) {
                         Some(&i) if reached[i as usize].peak <= new.peak => {}
                         Some(&i) => reached[i as usize] = new,
@@ -247,9 +247,9 @@ impl StepWindow {
             });
             level.truncate(BEAM_WIDTH);
         }
-        let best = level.first().map(|&at| {
+        let best = level.first().map(|&index| {
             let mut out = Vec::with_capacity(self.before.len());
-            let mut index = at as usize;
+            let mut index = index as usize;
             while index != 0 {
                 out.push(reached[index].step);
                 index = reached[index].before as usize;
