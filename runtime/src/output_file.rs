@@ -164,7 +164,7 @@ fn duplicate_descriptor(fd: BorrowedFd<'_>) -> io::Result<File> {
 /// directly in `/dev` or in the folder of its descriptors.
 fn is_system_link(path: &Path) -> bool {
     let Ok(folder) = fs::canonicalize(parent_folder(path)) else { return false };
-    let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_symlink());
+    let is_link = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_symlink());
     is_link && (folder == Path::new("/dev") || is_descriptor_folder(&folder))
 }
 
@@ -192,7 +192,7 @@ pub struct FileId {
 impl FileId {
     /// The regular file that `path` leads to, if there is one.
     pub fn from_path(path: &Path) -> Option<FileId> {
-        fs::metadata(path).ok().filter(Metadata::is_file).map(|found| FileId::from_metadata(&found))
+        fs::metadata(path).ok().filter(Metadata::is_file).map(|metadata| FileId::from_metadata(&metadata))
     }
 
     fn from_metadata(found: &Metadata) -> FileId {

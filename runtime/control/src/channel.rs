@@ -465,9 +465,9 @@ mod tests {
             assert!(matches!(b.try_receive_fds(), Ok(ReceiveOutcome::Message(fds)) if fds.len() == count));
         }
         assert!(matches!(b.try_receive_fds(), Ok(ReceiveOutcome::Nothing)));
-        let whole = serde_json::to_vec(&RankMessage::Done).unwrap();
-        for length in 1..whole.len() {
-            a.send_packet(&whole[..length], &[]).unwrap();
+        let packet = serde_json::to_vec(&RankMessage::Done).unwrap();
+        for length in 1..packet.len() {
+            a.send_packet(&packet[..length], &[]).unwrap();
             let error = b.try_receive::<RankMessage>().unwrap_err();
             assert_eq!(error.culprit(), Some(1), "{error}");
         }

@@ -295,7 +295,7 @@ impl<'a> Coordinator<'a> {
             }
             RankMessage::Digests(digests) => {
                 for (name, value) in member.identity.iter_mut().flat_map(|i| &mut i.terms) {
-                    let digest = digests.iter().find(|(of, _)| of == name);
+                    let digest = digests.iter().find(|(term, _)| term == name);
                     digest.iter().for_each(|(_, digest)| value.clone_from(digest));
                 }
                 self.record_answer(rank, RankAnswer::Digests)

@@ -79,8 +79,8 @@ mod tests {
         let fresh = super::tests::control();
         put(&fresh, 0, 0, Some(0));
         assert_eq!(find_culprit(&fresh, 0, &[3]), 3);
-        let all = super::tests::control();
-        (0..4).for_each(|rank| put(&all, rank, 1, Some(3)));
-        assert_eq!(find_culprit(&all, 0, &[2]), 2);
+        let segment = super::tests::control();
+        (0..4).for_each(|rank| put(&segment, rank, 1, Some(3)));
+        assert_eq!(find_culprit(&segment, 0, &[2]), 2);
     }
 }

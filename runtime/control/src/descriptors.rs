@@ -199,8 +199,8 @@ mod tests {
                 channel
             })
             .into();
-        let found = collect_descriptors(&listener, &[0, 2, 3], "its memory", Duration::from_secs(60));
-        assert_eq!(found.expect("all are there").len(), 3);
+        let received = collect_descriptors(&listener, &[0, 2, 3], "its memory", Duration::from_secs(60));
+        assert_eq!(received.expect("all are there").len(), 3);
         drop((stranger, channels));
     }
 }

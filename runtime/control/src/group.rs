@@ -117,7 +117,7 @@ impl Group {
     /// all of them get.
     pub fn decline(&self, error: RunError) -> RunError {
         match self.next_session_membership() {
-            Ok(place) => place.decline(error),
+            Ok(membership) => membership.decline(error),
             Err(refusal) => refusal,
         }
     }

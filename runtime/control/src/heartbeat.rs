@@ -79,8 +79,8 @@ impl Observer {
     }
 
     pub fn sample_heartbeats(&mut self, now: Duration) {
-        for (rank, seen) in (0..).zip(&mut self.ranks) {
-            seen.observe(self.control.heartbeat(rank), now);
+        for (rank, observed) in (0..).zip(&mut self.ranks) {
+            observed.observe(self.control.heartbeat(rank), now);
         }
         self.coordinator.observe(self.control.coordinator_heartbeat(), now);
     }

@@ -358,43 +358,43 @@ mod tests {
         assert_eq!(find(LauncherChoice::Auto, &pty), Ok(DetectedLauncher::default()));
         assert!(find(LauncherChoice::Slurm, &batch).unwrap_err().contains("SLURM_STEP_ID"));
         // A step on one host of an allocation of two.
-        let part = [&STEP[..], &[("SLURM_NNODES", "2")]].concat();
-        assert_eq!(place(&part), Some((1, 3)));
+        let environment = [&STEP[..], &[("SLURM_NNODES", "2")]].concat();
+        assert_eq!(place(&environment), Some((1, 3)));
     }
 
     #[test]
     fn a_lone_rank_is_nobodys_and_noted() {
-        let found = find(LauncherChoice::Auto, &[("RANK", "1")]).unwrap();
-        assert_eq!(found.membership, None);
-        assert!(found.note.is_some_and(|n| n.contains("RANK") && n.contains("WORLD_SIZE")));
+        let detected = find(LauncherChoice::Auto, &[("RANK", "1")]).unwrap();
+        assert_eq!(detected.membership, None);
+        assert!(detected.note.is_some_and(|n| n.contains("RANK") && n.contains("WORLD_SIZE")));
         assert_eq!(find(LauncherChoice::Auto, &[("WORLD_SIZE", "4")]), Ok(DetectedLauncher::default()));
         assert_eq!(find(LauncherChoice::Local, &TORCH), Ok(DetectedLauncher::default()));
         assert!(find(LauncherChoice::Torchrun, &[("RANK", "1")]).unwrap_err().contains("WORLD_SIZE"));
         assert!(find(LauncherChoice::Mpi, &TORCH).unwrap_err().contains("PMI_RANK"));
         // If another launcher started the process, incomplete variables of one need no note.
-        let both = [&[("RANK", "1")], &HYDRA[..]].concat();
-        let found = find(LauncherChoice::Auto, &both).unwrap();
-        assert_eq!((found.membership.map(|p| p.rank), found.note), (Some(1), None));
+        let environment = [&[("RANK", "1")], &HYDRA[..]].concat();
+        let detected = find(LauncherChoice::Auto, &environment).unwrap();
+        assert_eq!((detected.membership.map(|p| p.rank), detected.note), (Some(1), None));
     }
 
     #[test]
     fn launchers_within_launchers() {
         // torchrun within a step of one task, and mpirun of one process.
-        let one = [("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_STEP_ID", "3")];
-        assert_eq!(place(&[&one[..], &TORCH].concat()), Some((2, 4)));
-        let alone = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")];
-        assert_eq!(place(&alone), None);
-        let asked = find(LauncherChoice::Mpi, &alone).unwrap().membership.unwrap();
-        assert_eq!((asked.rank, asked.ranks), (0, 1));
+        let slurm = [("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_STEP_ID", "3")];
+        assert_eq!(place(&[&slurm[..], &TORCH].concat()), Some((2, 4)));
+        let single = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")];
+        assert_eq!(place(&single), None);
+        let membership = find(LauncherChoice::Mpi, &single).unwrap().membership.unwrap();
+        assert_eq!((membership.rank, membership.ranks), (0, 1));
         // srun with PMI sets both families to the same rank.
         let pmi = [&STEP[..], &[("PMI_RANK", "1"), ("PMI_SIZE", "3")]].concat();
         assert_eq!(place(&pmi), Some((1, 3)));
-        let both = error(&[&TORCH[..], &HYDRA].concat());
+        let message = error(&[&TORCH[..], &HYDRA].concat());
         for part in ["torchrun says rank 2 of 4", "rank 1 of 3", "PMI_RANK", "torchrun or mpi"] {
-            assert!(both.contains(part), "{both}");
+            assert!(message.contains(part), "{message}");
         }
-        let asked = find(LauncherChoice::Mpi, &[&TORCH[..], &HYDRA].concat()).unwrap().membership;
-        assert_eq!(asked.map(|p| p.rank), Some(1));
+        let membership = find(LauncherChoice::Mpi, &[&TORCH[..], &HYDRA].concat()).unwrap().membership;
+        assert_eq!(membership.map(|p| p.rank), Some(1));
     }
 
     #[test]

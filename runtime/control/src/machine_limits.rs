@@ -111,10 +111,10 @@ pub fn try_passing_descriptors() -> Result<()> {
     let point = socket(AddressFamily::Unix, kind, flags, None).map_err(|e| socket_error("socket", e))?;
     // The system chooses a name in the abstract namespace for a socket that is bound to an unnamed address.
     bind(point.as_raw_fd(), &UnixAddr::new_unnamed()).map_err(|e| socket_error("bind", e))?;
-    let (here, there) =
+    let (first, second) =
         socketpair(AddressFamily::Unix, kind, None, flags).map_err(|e| socket_error("socketpair", e))?;
-    let sender = Channel::new(here, 0);
-    let there = Channel::new(there, 0);
+    let sender = Channel::new(first, 0);
+    let there = Channel::new(second, 0);
     let segment = MemorySegment::create("trial", TRIED)?;
     let fd =
         segment.fd().ok_or_else(|| RunError::system("passing memory", "a segment without a descriptor"))?;

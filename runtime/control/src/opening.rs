@@ -104,7 +104,7 @@ impl OpeningRank {
     /// cannot follow the rank's last answer.
     pub fn expect_task(&self, notice: CoordinatorNotice, task: JoinTask) -> Result<()> {
         match self.machine.task_after(notice) {
-            Some(found) if found == task => Ok(()),
+            Some(received) if received == task => Ok(()),
             _ => Err(RunError::Protocol { rank: 0, detail: format!("unexpected message {notice:?}") }),
         }
     }

@@ -118,7 +118,7 @@ impl RankProcess {
             let mut fds = [PollFd::new(std::os::fd::AsFd::as_fd(&self.begun), PollFlags::POLLIN)];
             match poll(&mut fds, PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO)) {
                 Ok(0) | Err(Errno::EINTR) => continue,
-                found => found.map_err(|e| CallFailure::new("poll", e))?,
+                polled => polled.map_err(|e| CallFailure::new("poll", e))?,
             };
             let mut report = [0; size_of::<ChildReport>()];
             return match read(&self.begun, &mut report) {

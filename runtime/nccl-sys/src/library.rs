@@ -59,7 +59,8 @@ impl Nccl {
         if path.is_absolute() && !path.exists() {
             return Err(LoadFailure::Absent);
         }
-        let opened = trust::resolve_library(path).map_err(|found| LoadFailure::Untrusted { found })?;
+        let opened = trust::resolve_library(path)
+            .map_err(|path_error| LoadFailure::Untrusted { found: path_error })?;
         // SAFETY: the file is NCCL by its name or by the user's choice, and NCCL's initialisers may run at
         // any time.
         let library = unsafe { Library::open(Some(opened), RTLD_NOW | RTLD_LOCAL) };

@@ -177,8 +177,8 @@ mod tests {
         /// Expects the same result by every way to the file.
         fn expect_all(&self, expected: &Result<(), UntrustedPath>) {
             for way in &self.ways {
-                let found = resolve_file(way).map(|real| assert_eq!(real, self.file));
-                assert_eq!(found, *expected, "{}", way.display());
+                let actual = resolve_file(way).map(|real| assert_eq!(real, self.file));
+                assert_eq!(actual, *expected, "{}", way.display());
             }
         }
     }

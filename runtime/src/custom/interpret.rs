@@ -67,7 +67,7 @@ fn interpret_kernel(
         .collect();
     let pointers: Vec<Vec<*mut u8>> = results
         .iter_mut()
-        .map(|of_rank| of_rank.iter_mut().map(|held| held.words.as_mut_ptr().cast()).collect())
+        .map(|of_rank| of_rank.iter_mut().map(|tensor| tensor.words.as_mut_ptr().cast()).collect())
         .collect();
     for number in 0..call.ranks.len() {
         let sides: Vec<RankTensors<'_>> = (0..call.ranks.len())

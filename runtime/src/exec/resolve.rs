@@ -189,8 +189,8 @@ impl ProgramResolver<'_> {
     /// The location of a value; fails if the value does not lie within its base.
     fn locate_value(&self, value: ValueId) -> Result<LocatedTensor> {
         let layout = &self.program.layouts[value];
-        let (place, offset, by_rank) = self.locate_base(layout.base)?;
-        let number = place.cell_number(self.program.rank);
+        let (placement, offset, by_rank) = self.locate_base(layout.base)?;
+        let number = placement.cell_number(self.program.rank);
         let shape = self.eval_shape(value)?;
         let dtype = self.graph.ty(value).dtype;
         let strides = layout.strides.iter().map(|s| self.eval_dim(value, s).map(|s| s as isize));
@@ -202,8 +202,9 @@ impl ProgramResolver<'_> {
         } else {
             let is_inside = [1, -1].into_iter().all(|sign| {
                 let mut steps = shape.iter().zip(&strides).filter(|(_, s)| (**s as i64).signum() == sign);
-                let reached: Option<i64> = steps
-                    .try_fold(first, |at, (&n, &s)| at.checked_add((n as i64 - 1).checked_mul(s as i64)?));
+                let reached: Option<i64> = steps.try_fold(first, |last, (&n, &s)| {
+                    last.checked_add((n as i64 - 1).checked_mul(s as i64)?)
+                });
                 reached.is_some_and(|element| (0..elements).contains(&element))
             });
             if !is_inside && self.purpose == ResolvePurpose::Size {
@@ -215,7 +216,7 @@ impl ProgramResolver<'_> {
             }
         }
         let offset = offset + by_rank * number + first as usize * dtype.size();
-        Ok(LocatedTensor { space: place.space, offset, by_rank, dtype, shape, strides })
+        Ok(LocatedTensor { space: placement.space, offset, by_rank, dtype, shape, strides })
     }
 
     fn locate_values(&self, values: &[ValueId]) -> Result<Vec<LocatedTensor>> {
@@ -309,8 +310,8 @@ impl ProgramResolver<'_> {
         for id in dispatch.nodes() {
             let node = &self.graph.nodes[id];
             for v in &node.outputs {
-                if let Some(at) = self.inner_offsets.get(v) {
-                    inner = inner.max(at.saturating_add(self.contiguous_bytes(*v)?));
+                if let Some(offset) = self.inner_offsets.get(v) {
+                    inner = inner.max(offset.saturating_add(self.contiguous_bytes(*v)?));
                 }
             }
             let is_view = node.outputs.iter().all(|&v| self.program.layouts[v].base != v);
@@ -462,9 +463,9 @@ impl ProgramResolver<'_> {
 
     /// The start of a value on every rank of the run; `None` if it is the same on all.
     fn offsets_by_rank(&self, value: ValueId, at: &LocatedTensor) -> Result<Option<Arc<[usize]>>> {
-        let (place, _, stride) = self.locate_base(self.program.layouts[value].base)?;
-        let Some(by_rank) = &place.by_rank else { return Ok(None) };
-        let on_first = at.offset - stride * place.cell_number(self.program.rank);
+        let (placement, _, stride) = self.locate_base(self.program.layouts[value].base)?;
+        let Some(by_rank) = &placement.by_rank else { return Ok(None) };
+        let on_first = at.offset - stride * placement.cell_number(self.program.rank);
         let numbers = by_rank.numbers.iter();
         let offsets: Option<Arc<[usize]>> =
             numbers.map(|&number| stride.checked_mul(number)?.checked_add(on_first)).collect();
@@ -474,8 +475,8 @@ impl ProgramResolver<'_> {
     fn resolve_inputs(&self) -> Result<Vec<ResolvedInput>> {
         let mut out = Vec::with_capacity(self.graph.inputs.len());
         let mut direct = vec![false; self.graph.inputs.len()];
-        for place in self.program.placements.values().flatten() {
-            if let MemorySpace::Input(i) = place.space {
+        for placement in self.program.placements.values().flatten() {
+            if let MemorySpace::Input(i) = placement.space {
                 direct[i] = true;
             }
         }
@@ -492,9 +493,9 @@ impl ProgramResolver<'_> {
             let fixed = match &self.program.placements[input.value] {
                 None => None,
                 Some(_) => {
-                    let (place, offset, by_rank) = self.locate_base(input.value)?;
-                    let number = place.cell_number(self.program.rank);
-                    (place.space == MemorySpace::Symmetric).then_some(offset + by_rank * number)
+                    let (placement, offset, by_rank) = self.locate_base(input.value)?;
+                    let number = placement.cell_number(self.program.rank);
+                    (placement.space == MemorySpace::Symmetric).then_some(offset + by_rank * number)
                 }
             };
             out.push(ResolvedInput { name, kind: input.kind, dtype, bytes, fixed, direct: direct[index] });

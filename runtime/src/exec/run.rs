@@ -158,8 +158,8 @@ impl ResolvedProgram {
     }
 
     /// The memory in which the steps write an output: that of the input that it replaces, if they share it.
-    fn output_address(&self, memory: &RankMemory, output: &ResolvedOutput, given: &ByteSpan) -> *mut u8 {
-        output.input_in_place().map_or(given.ptr, |input| self.input_address(memory, input))
+    fn output_address(&self, memory: &RankMemory, output: &ResolvedOutput, span: &ByteSpan) -> *mut u8 {
+        output.input_in_place().map_or(span.ptr, |input| self.input_address(memory, input))
     }
 
     fn space_bases(&self, memory: &RankMemory) -> SpaceBases {

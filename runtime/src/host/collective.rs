@@ -155,15 +155,15 @@ mod tests {
     fn ranks_that_told_each_other_something_are_within_no_step() {
         let domain = SharedRunMemory::create(2, 1, 64, 0).expect("shared memory");
         let config = CommConfig::new(2, Duration::from_secs(20));
-        let told = |rank: u32| {
+        let exchange = |rank: u32| {
             let comm = HostCommunicator::new(domain.clone(), rank, config).expect("a rank");
             comm.exchange_bytes(&[rank as u8]).expect("both are there")
         };
-        let told = &told;
-        let both = std::thread::scope(|scope| {
-            [0, 1].map(|rank| scope.spawn(move || told(rank))).map(|thread| thread.join())
+        let exchange = &exchange;
+        let results = std::thread::scope(|scope| {
+            [0, 1].map(|rank| scope.spawn(move || exchange(rank))).map(|thread| thread.join())
         });
-        for (rank, told) in both.into_iter().enumerate() {
+        for (rank, told) in results.into_iter().enumerate() {
             assert_eq!(told.expect("a rank"), [[0], [1]]);
             assert_eq!(domain.control.progress(rank as u32).step, None);
         }

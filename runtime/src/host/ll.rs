@@ -107,18 +107,22 @@ mod tests {
             let data: Vec<u8> = (0..bytes).map(|i| (i * 31 % 251) as u8).collect();
             let total = line_count(bytes);
             let mut zone = vec![0u32; total * LINE / 4];
-            let at = zone.as_mut_ptr().cast::<u8>();
+            let lines = zone.as_mut_ptr().cast::<u8>();
             let mut out = vec![0xee; bytes + 8];
             // SAFETY: the zone has room for the lines, `out` for the bytes.
             unsafe {
-                assert_eq!(load_lines(out.as_mut_ptr(), at, bytes, 9, 0), 0, "nothing has arrived");
-                store_lines(at, data.as_ptr(), bytes, 9);
-                assert_eq!(load_lines(out.as_mut_ptr(), at, bytes, 10, 0), 0, "another epoch");
-                let missing = at.add(LINE * (total / 2) + DATA).cast::<u32>();
+                assert_eq!(load_lines(out.as_mut_ptr(), lines, bytes, 9, 0), 0, "nothing has arrived");
+                store_lines(lines, data.as_ptr(), bytes, 9);
+                assert_eq!(load_lines(out.as_mut_ptr(), lines, bytes, 10, 0), 0, "another epoch");
+                let missing = lines.add(LINE * (total / 2) + DATA).cast::<u32>();
                 missing.write(5);
-                assert_eq!(load_lines(out.as_mut_ptr(), at, bytes, 9, 0), total / 2, "one has not arrived");
+                assert_eq!(
+                    load_lines(out.as_mut_ptr(), lines, bytes, 9, 0),
+                    total / 2,
+                    "one has not arrived"
+                );
                 missing.write(9);
-                assert_eq!(load_lines(out.as_mut_ptr(), at, bytes, 9, total / 2), total, "the rest");
+                assert_eq!(load_lines(out.as_mut_ptr(), lines, bytes, 9, total / 2), total, "the rest");
             }
             assert_eq!(out[..bytes], data);
             assert!(out[bytes..].iter().all(|&b| b == 0xee), "nothing beyond the message is written");

@@ -437,9 +437,9 @@ mod tests {
                     let sources: Vec<*const u8> = operands.iter().map(|o| o.as_ptr()).collect();
                     let run = |reducer: Reducer| {
                         let mut outs = [vec![0u8; n * dtype.size()], vec![0u8; n * dtype.size()]];
-                        let to: Vec<*mut u8> = outs.iter_mut().map(|o| o.as_mut_ptr()).collect();
+                        let destinations: Vec<*mut u8> = outs.iter_mut().map(|o| o.as_mut_ptr()).collect();
                         // SAFETY: all hold `n` elements.
-                        unsafe { reducer.reduce(&sources, &to, n, StoreMode::Cached) };
+                        unsafe { reducer.reduce(&sources, &destinations, n, StoreMode::Cached) };
                         assert_eq!(outs[0], outs[1]);
                         outs[0].clone()
                     };

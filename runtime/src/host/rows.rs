@@ -85,7 +85,7 @@ impl<'a> RowExchange<'a> {
     fn read_sources(&self) -> Result<Vec<Option<RowSource>>> {
         let RowTables { tokens, slots, capacity, .. } = *self.tables;
         let n = self.running.n;
-        let (what, entries, rows_per_rank, divisor) = match &self.tables.tables {
+        let (role, entries, rows_per_rank, divisor) = match &self.tables.tables {
             RowTableKind::Dispatch { slots: region, .. } => {
                 ("slot", read_table(self.running, region, capacity)?, tokens, slots.max(1))
             }
@@ -100,7 +100,7 @@ impl<'a> RowExchange<'a> {
             let row = usize::try_from(entry).ok().map(|entry| entry / divisor);
             if row.is_some_and(|row| row >= n * rows_per_rank) {
                 return Err(self.running.data_error(format!(
-                    "the {what} {entry} at position {position} is out of range: expected less than {limit}"
+                    "the {role} {entry} at position {position} is out of range: expected less than {limit}"
                 )));
             }
             sources.push(row.map(|row| RowSource { rank: row / rows_per_rank, row: row % rows_per_rank }));

@@ -57,9 +57,10 @@ pub(super) fn run_single_rank(running: &RunningCollective) -> Result<()> {
     Ok(())
 }
 
-/// Element ranges of at most `most` elements that cover `elements`.
-fn chunk_ranges(elements: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..elements.div_ceil(most)).map(move |i| (i * most, ((i + 1) * most).min(elements)))
+/// Element ranges of at most `max_elements` elements that cover `elements`.
+fn chunk_ranges(elements: usize, max_elements: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..elements.div_ceil(max_elements))
+        .map(move |i| (i * max_elements, ((i + 1) * max_elements).min(elements)))
 }
 
 /// One chunk, which every rank reduces completely.

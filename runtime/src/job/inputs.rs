@@ -111,7 +111,7 @@ impl LocatedInput<'_> {
     pub fn data(&self) -> InputData<'_> {
         match self {
             LocatedInput::Memory(bytes) => InputData::Memory(bytes),
-            LocatedInput::File(part) => InputData::Source(part),
+            LocatedInput::File(slice) => InputData::Source(slice),
         }
     }
 }

@@ -139,19 +139,19 @@ impl JobMessage {
         let files = rank.take_files().into_iter().zip(self.files.iter().copied());
         let files = files.map(|(fd, stamp)| OpenFile::new(fd, stamp)).collect::<Result<Vec<_>, _>>()?;
         let mut inputs = Vec::with_capacity(places.len());
-        for place in places {
-            inputs.push(match place.file {
+        for location in places {
+            inputs.push(match location.file {
                 None => {
-                    let start = shared.checked_address(place.offset, place.len)?;
+                    let start = shared.checked_address(location.offset, location.len)?;
                     // SAFETY: the launcher wrote the inputs before it sent the segment, and nothing writes
                     // them again.
-                    LocatedInput::Memory(unsafe { std::slice::from_raw_parts(start, place.len) })
+                    LocatedInput::Memory(unsafe { std::slice::from_raw_parts(start, location.len) })
                 }
                 Some(file) => {
                     let file = files.get(file).ok_or_else(|| {
                         RunError::system("reading the job", "a file of inputs was not sent")
                     })?;
-                    file.locate_input(place)?
+                    file.locate_input(location)?
                 }
             });
         }
@@ -258,9 +258,11 @@ pub(super) fn segment_layout(sizes: impl Iterator<Item = usize>) -> Result<(Vec<
 
 fn backing_files(inputs: &[Vec<Arc<Tensor>>]) -> Vec<Arc<dyn Backing>> {
     let mut out: Vec<Arc<dyn Backing>> = Vec::new();
-    for part in inputs.iter().flatten().filter_map(|t| t.backing_slice()) {
-        if part.backing().file().is_some() && !out.iter().any(|known| Arc::ptr_eq(known, part.backing())) {
-            out.push(part.backing().clone());
+    for slice in inputs.iter().flatten().filter_map(|t| t.backing_slice()) {
+        if slice.backing().file().is_some()
+            && !out.iter().any(|backing| Arc::ptr_eq(backing, slice.backing()))
+        {
+            out.push(slice.backing().clone());
         }
     }
     out

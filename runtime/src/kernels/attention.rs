@@ -318,8 +318,8 @@ fn run_heads<R: GemmNumber>(
         for first in (0..head.l).step_by(ROWS) {
             let n = ROWS.min(head.l - first);
             let (queries, buffer) = as_gemm_matrix::<R>(&one.q.slice_axis(0, first, n), scratch);
-            for (i, seen) in rows.visible[..n].iter_mut().enumerate() {
-                *seen = visible_columns(
+            for (i, columns) in rows.visible[..n].iter_mut().enumerate() {
+                *columns = visible_columns(
                     hidden.limits.iter().map(|l| l.limit_of_row(one.first_row, first + i)),
                     head.s,
                 );

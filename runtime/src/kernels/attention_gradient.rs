@@ -162,8 +162,8 @@ fn run_heads<R: GemmNumber>(
             let n = ROWS.min(head.l - first);
             let (queries, q_buffer) = as_gemm_matrix::<R>(&query.q.slice_axis(0, first, n), scratch);
             let (gradients, g_buffer) = as_gemm_matrix::<R>(&query.gradient.slice_axis(0, first, n), scratch);
-            for (i, seen) in rows.visible[..n].iter_mut().enumerate() {
-                *seen = visible_columns(
+            for (i, columns) in rows.visible[..n].iter_mut().enumerate() {
+                *columns = visible_columns(
                     limits.iter().map(|l| l.limit_of_row(query.first_row, first + i)),
                     head.s,
                 );

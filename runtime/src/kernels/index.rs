@@ -155,8 +155,8 @@ pub(super) fn index_axes(
 /// The axes of a view in three parts: those before `axis`, `n` from `axis` on, and those after them.
 fn split_axes(v: &StridedView, axis: usize, n: usize) -> (&[StridedAxis], &[StridedAxis], &[StridedAxis]) {
     let (before, tail) = v.axes.split_at(axis);
-    let (at, rest) = tail.split_at(n);
-    (before, at, rest)
+    let (indexed, rest) = tail.split_at(n);
+    (before, indexed, rest)
 }
 
 pub(super) fn gather(
@@ -271,10 +271,10 @@ pub(super) fn index_put(
         while let Some([to, from]) = outer.next() {
             let mut places = Odometer::new([src_at]);
             let mut j = 0;
-            while let Some([place]) = places.next() {
+            while let Some([position]) = places.next() {
                 let offset =
                     indexed.iter().zip(&along).fold(to, |offset, (a, i)| offset + a.stride * i[j] as isize);
-                put(offset, src.ptr.wrapping_offset(from + place));
+                put(offset, src.ptr.wrapping_offset(from + position));
                 j += 1;
             }
         }

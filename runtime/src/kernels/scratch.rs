@@ -178,16 +178,16 @@ mod tests {
         let ops: [&[usize]; 4] = [&[100, 1], &[60, 100], &[1, 30, 7], &[50, 50]];
         let mut needs = ScratchNeeds::default();
         for op in ops {
-            let mut one = ScratchNeeds::default();
-            op.iter().for_each(|&n| one.add::<f32>(n));
-            needs.merge(&one);
+            let mut op_needs = ScratchNeeds::default();
+            op.iter().for_each(|&n| op_needs.add::<f32>(n));
+            needs.merge(&op_needs);
         }
         assert_eq!((&needs.f32s[..], needs.bytes()), (&[100, 60, 1][..], 644));
         let mut scratch = Scratch::with_needs(&needs);
         for op in ops.iter().chain(ops.iter().rev()) {
-            let taken: Vec<ScratchBuffer<f32>> = op.iter().map(|&n| scratch.allocate(n)).collect();
-            assert!(taken.iter().zip(*op).all(|(buffer, &n)| buffer.len() == n));
-            taken.into_iter().for_each(|buffer| scratch.return_buffer(buffer));
+            let buffers: Vec<ScratchBuffer<f32>> = op.iter().map(|&n| scratch.allocate(n)).collect();
+            assert!(buffers.iter().zip(*op).all(|(buffer, &n)| buffer.len() == n));
+            buffers.into_iter().for_each(|buffer| scratch.return_buffer(buffer));
             assert!(scratch.bytes() <= needs.bytes(), "{scratch:?}");
         }
         assert!(scratch.bytes() > 600);

@@ -191,7 +191,7 @@ impl SessionLayout {
             .groups
             .iter()
             .enumerate()
-            .find(|(number, known)| known.is_some() && **known == cells && !taken.contains(number));
+            .find(|(number, group)| group.is_some() && **group == cells && !taken.contains(number));
         existing.map(|(number, _)| number).unwrap_or_else(|| {
             self.groups.push(cells.clone());
             self.groups.len() - 1
@@ -231,8 +231,8 @@ fn cells_of_groups(plan: &ParsedPlan) -> Vec<Option<CellRanks>> {
             let cells = graph.cells(id).filter(|_| !has_landing);
             match cells_by_group.get_mut(number) {
                 None => cells_by_group.push(cells),
-                Some(known) if *known == cells => {}
-                Some(known) => *known = None,
+                Some(group) if *group == cells => {}
+                Some(group) => *group = None,
             }
         }
     }

@@ -82,7 +82,7 @@ impl<M> PortState<M> {
             return Err(self.rejected_memory(memory, &why));
         }
         match reserved.iter().find(|(_, other)| other.overlaps(&memory)) {
-            Some((what, _)) => Err(self.rejected_memory(memory, &format!("overlaps {what} of the session"))),
+            Some((role, _)) => Err(self.rejected_memory(memory, &format!("overlaps {role} of the session"))),
             None => Ok(()),
         }
     }
@@ -114,10 +114,10 @@ fn check_all_disjoint<M>(all: &[UsedMemory<'_, M>]) -> Result<()> {
     all.iter().try_for_each(|one| one.state.expect_capacity(one.used_range.bytes))?;
     // Only a range that begins before the end of another one overlaps it.
     let mut order: Vec<usize> = (0..all.len()).collect();
-    order.sort_unstable_by_key(|&at| all[at].used_range.address);
-    for (place, &one) in order.iter().enumerate() {
+    order.sort_unstable_by_key(|&index| all[index].used_range.address);
+    for (position, &one) in order.iter().enumerate() {
         let end = all[one].used_range.end();
-        for &other in order[place + 1..].iter().take_while(|&&other| all[other].used_range.address < end) {
+        for &other in order[position + 1..].iter().take_while(|&&other| all[other].used_range.address < end) {
             all[one.min(other)].expect_disjoint(&all[one.max(other)])?;
         }
     }

@@ -213,7 +213,7 @@ impl<M> SessionPorts<M> {
                 descriptions.push(format!("{} in symmetric memory at {to}", input.name));
             }
         }
-        descriptions.retain(|part| !part.is_empty());
+        descriptions.retain(|text| !text.is_empty());
         let text = descriptions.join(", ");
         if let Some(existing) = self.relocated_programs.iter().find(|existing| *existing.text == *text) {
             return Ok(existing.clone());
@@ -355,16 +355,16 @@ impl<M> SessionPorts<M> {
         let state = self.state(port);
         if let Some(arena) = arena {
             reserved.extend(
-                self.caller_arena.surrounding_ranges(arena).map(|part| ("the symmetric arena", part)),
+                self.caller_arena.surrounding_ranges(arena).map(|range| ("the symmetric arena", range)),
             );
         }
         let placed = match (&state.fixed_range, memory, arena) {
             (Some(_), Some(memory), Some(arena)) => self.caller_arena.block_offset(memory, arena),
             _ => None,
         };
-        if let Some(at) = placed.filter(|at| !at.is_multiple_of(ALIGN as usize)) {
+        if let Some(offset) = placed.filter(|offset| !offset.is_multiple_of(ALIGN as usize)) {
             return Err(RunError::Invalid(format!(
-                "{}: the memory at {at} in the symmetric arena is not aligned: expected a multiple of {ALIGN} there",
+                "{}: the memory at {offset} in the symmetric arena is not aligned: expected a multiple of {ALIGN} there",
                 state.name
             )));
         }

@@ -209,7 +209,7 @@ impl ModelWorld {
         let clock = self.clock;
         let stopped = self.stopped.clone();
         let mapped: Vec<bool> = self.ranks.iter().map(|r| r.is_mapped).collect();
-        let silent = |process: u32| time_units(stopped[process as usize].map_or(0, |at| clock - at));
+        let silent = |process: u32| time_units(stopped[process as usize].map_or(0, |since| clock - since));
         let of_rank = |rank: u32| (setting.signs && mapped[rank as usize]).then(|| silent(rank));
         let fault = self.coordinator.as_ref().filter(|_| self.is_running(0) && self.outcome.is_none());
         let fault = fault.and_then(|machine| machine.check_timeouts(time_units(clock), &of_rank));

@@ -268,7 +268,7 @@ impl<'a> RankBench<'a> {
     /// Compiles these calls, which replace the previous program.
     pub fn prepare(&mut self, steps: &[ExecutableStep]) -> Result<()> {
         let program =
-            self.with_program_context(|parts| DeviceProgram::new(self.exchange.rank(), steps, parts))?;
+            self.with_program_context(|context| DeviceProgram::new(self.exchange.rank(), steps, context))?;
         self.resources.programs = vec![program];
         Ok(())
     }
@@ -280,8 +280,8 @@ impl<'a> RankBench<'a> {
         lowered: Vec<Vec<GpuCommand>>,
         source: &compile::KernelSource,
     ) -> Result<()> {
-        let program =
-            self.with_program_context(|parts| DeviceProgram::from_commands(steps, lowered, source, parts))?;
+        let program = self
+            .with_program_context(|context| DeviceProgram::from_commands(steps, lowered, source, context))?;
         self.resources.programs = vec![program];
         Ok(())
     }

@@ -80,10 +80,10 @@ mod tests {
 
     #[test]
     fn gradients_of_attention_do_with_what_a_part_of_their_heads_needs() {
-        let most = 300 << 20;
+        let limit = 300 << 20;
         for (heads, key_heads, tokens) in [(32, 32, 2048), (32, 8, 2048), (32, 32, 8192), (64, 8, 4096)] {
             let bytes = of_gradients(heads, key_heads, tokens);
-            assert!(bytes <= most, "{heads} heads, {tokens} tokens: {bytes}");
+            assert!(bytes <= limit, "{heads} heads, {tokens} tokens: {bytes}");
         }
         // One head of keys is the smallest part.
         let pairs = 8 * 8192 * 8192 * 2;

@@ -187,8 +187,8 @@ impl CudnnGraphBuilder {
             DescriptorAttribute::OperationPointwiseB,
             DescriptorAttribute::OperationPointwiseT,
         ];
-        for (place, operand) in places.into_iter().zip(operands) {
-            op = op.with(place, AttributeValue::One(&self.tensors[operand.index]))?;
+        for (attribute, operand) in places.into_iter().zip(operands) {
+            op = op.with(attribute, AttributeValue::One(&self.tensors[operand.index]))?;
         }
         self.ops.push(op.finish()?);
         self.kinds.push(kind);

@@ -123,23 +123,23 @@ impl CudnnDescriptor {
 
     pub fn with(self, attribute: DescriptorAttribute, value: AttributeValue<'_>) -> Result<CudnnDescriptor> {
         let many: Vec<Handle>;
-        let (kind, count, at): (i32, usize, *const c_void) = match &value {
+        let (kind, count, data): (i32, usize, *const c_void) = match &value {
             AttributeValue::Handle(handle) => (0, 1, ptr::from_ref(handle).cast()),
             AttributeValue::DataType(number) => (1, 1, ptr::from_ref(number).cast()),
             AttributeValue::Bool(truth) => (2, 1, ptr::from_ref(truth).cast()),
-            AttributeValue::Ints(all) => (INT, all.len(), all.as_ptr().cast()),
-            AttributeValue::Pointers(all) => (6, all.len(), all.as_ptr().cast()),
+            AttributeValue::Ints(values) => (INT, values.len(), values.as_ptr().cast()),
+            AttributeValue::Pointers(pointers) => (6, pointers.len(), pointers.as_ptr().cast()),
             AttributeValue::HeuristicsMode(number) => (8, 1, ptr::from_ref(number).cast()),
             AttributeValue::PointwiseMode(number) => (14, 1, ptr::from_ref(number).cast()),
             AttributeValue::Reduction(number) => (18, 1, ptr::from_ref(number).cast()),
             AttributeValue::One(one) => (DESCRIPTOR, 1, ptr::from_ref(&one.at).cast()),
-            AttributeValue::Many(all) => {
-                many = all.iter().map(|d| d.at).collect();
+            AttributeValue::Many(descriptors) => {
+                many = descriptors.iter().map(|d| d.at).collect();
                 (DESCRIPTOR, many.len(), many.as_ptr().cast())
             }
         };
         // SAFETY: the descriptor is alive, and there are `count` values of that type.
-        let set = unsafe { (self.cudnn.functions.set)(self.at, attribute as i32, kind, count as i64, at) };
+        let set = unsafe { (self.cudnn.functions.set)(self.at, attribute as i32, kind, count as i64, data) };
         self.cudnn.check(&format!("setting {attribute:?} of {:?} to {value:?}", self.kind), set)?;
         Ok(self)
     }

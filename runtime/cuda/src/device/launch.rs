@@ -245,9 +245,9 @@ impl KernelParam {
             );
         }
         let mut ports = SmallVec::new();
-        value.visit_pointers(0, &mut |at, pointer| {
+        value.visit_pointers(0, &mut |offset, pointer| {
             if pointer.port_number().is_some() {
-                ports.push(((at / 8) as u32, pointer));
+                ports.push(((offset / 8) as u32, pointer));
             }
         });
         KernelParam::Value(ValueParam { words, ports })

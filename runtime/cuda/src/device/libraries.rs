@@ -151,7 +151,7 @@ fn describe_attempts(name: &str, tried: impl Iterator<Item = String>) -> String 
     match (refused.as_slice(), absent.as_slice()) {
         ([], few) if few.len() <= NAMED => format!("{name} was not found: {}", few.join("; ")),
         ([], many) => format!("{name} was not found in any of the {} searched places", many.len()),
-        (all, _) => format!("no usable {name}: {}", all.join("; ")),
+        (failures, _) => format!("no usable {name}: {}", failures.join("; ")),
     }
 }
 

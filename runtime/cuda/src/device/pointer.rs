@@ -76,9 +76,9 @@ impl DevicePtr {
         }
     }
 
-    /// The largest power of two, up to `most`, that is known to divide the address.
-    pub fn alignment(self, most: u64) -> u64 {
-        let mut bytes = most;
+    /// The largest power of two, up to `max_bytes`, that is known to divide the address.
+    pub fn alignment(self, max_bytes: u64) -> u64 {
+        let mut bytes = max_bytes;
         while !self.is_multiple_of(bytes) {
             bytes /= 2;
         }

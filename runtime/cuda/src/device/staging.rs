@@ -82,8 +82,8 @@ impl<'a> StagingBuffers<'a> {
     unsafe fn upload(&mut self, to: Address, from: InputData<'_>) -> Result<(), RunError> {
         for start in (0..from.size()).step_by(PIECE) {
             let len = PIECE.min(from.size() - start);
-            let (buffer, taken) = &self.buffers[self.next];
-            taken.synchronize()?;
+            let (buffer, copied) = &self.buffers[self.next];
+            copied.synchronize()?;
             // SAFETY: the buffer is at least as long as a piece, and the device has read its previous
             // content.
             let filled = unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr(), len) };
@@ -91,7 +91,7 @@ impl<'a> StagingBuffers<'a> {
             // SAFETY: the buffer is not written before the event below was reached; the rest is up to the
             // caller.
             unsafe { self.stream.upload_pinned(to + start as Address, filled)? };
-            taken.record(self.stream)?;
+            copied.record(self.stream)?;
             self.next = 1 - self.next;
         }
         Ok(())
@@ -100,8 +100,8 @@ impl<'a> StagingBuffers<'a> {
 
 impl Drop for StagingBuffers<'_> {
     fn drop(&mut self) {
-        for (_, taken) in &self.buffers {
-            let _ = taken.synchronize();
+        for (_, copied) in &self.buffers {
+            let _ = copied.synchronize();
         }
     }
 }

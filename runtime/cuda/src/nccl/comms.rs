@@ -129,9 +129,10 @@ impl Communicators {
         let nccl = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
         self.adopt_library(nccl, making);
         for (&key, &cell) in &wanted {
-            if let Some(lent) = making.lent.filter(|l| key.1 == CollectiveVariant::Plain && l.ranks() == cell)
+            if let Some(borrowed) =
+                making.lent.filter(|l| key.1 == CollectiveVariant::Plain && l.ranks() == cell)
             {
-                let comm = lent.check_ranks(nccl, making.exchange.rank())?;
+                let comm = borrowed.check_ranks(nccl, making.exchange.rank())?;
                 self.made.insert(key, CommunicatorEntry { comm, window: None, lent: true });
             } else {
                 self.create_or_abort(nccl, key, cell, making)?;
@@ -153,7 +154,7 @@ impl Communicators {
         let (key, cell) =
             ((ALL_RANKS, CollectiveVariant::NcclWindow), (0..making.exchange.ranks()).collect::<Vec<u32>>());
         self.create_or_abort(nccl, key, &cell, making)?;
-        let window = self.made.get(&key).and_then(|made| made.window);
+        let window = self.made.get(&key).and_then(|entry| entry.window);
         window.ok_or_else(|| CudaError::Unsupported("the communicator has no window".into()))
     }
 
@@ -221,7 +222,7 @@ impl Communicators {
 
     pub(super) fn get(&self, group: usize, variant: CollectiveVariant) -> Result<Comm> {
         match self.made.get(&(group, variant)) {
-            Some(made) => Ok(made.comm),
+            Some(entry) => Ok(entry.comm),
             None => Err(CudaError::Unsupported(format!(
                 "the group has no communicator for the variant {variant}"
             ))),
@@ -271,9 +272,9 @@ impl Communicators {
     }
 
     fn start_teardown(&mut self, mode: TeardownMode) -> CommunicatorTeardown {
-        let owned = self.made.drain(..).map(|(_, made)| made).filter(|made| !made.lent);
+        let owned = self.made.drain(..).map(|(_, entry)| entry).filter(|entry| !entry.lent);
         let ended: Vec<_> =
-            owned.map(|made| EndedCommunicator { comm: made.comm, window: made.window }).collect();
+            owned.map(|entry| EndedCommunicator { comm: entry.comm, window: entry.window }).collect();
         CommunicatorTeardown::start(self.library, self.device.as_ref(), ended, mode)
     }
 }
@@ -384,7 +385,7 @@ fn warm(
     deadline: &CallDeadline<'_>,
 ) -> Result<()> {
     const PIECE: usize = 16;
-    let (at, bytes) = making.arena;
+    let (address, bytes) = making.arena;
     if bytes < ranks * PIECE {
         return Err(CudaError::Unsupported(format!(
             "the symmetric arena has {bytes} bytes: expected at least {} for {ranks} ranks",
@@ -392,7 +393,7 @@ fn warm(
         )));
     }
     let stream = Stream::new(making.device)?;
-    let receive = at as usize as *mut c_void;
+    let receive = address as usize as *mut c_void;
     let send = receive.wrapping_byte_add(number * PIECE).cast_const();
     for _ in 0..2 {
         // SAFETY: the arena is large enough, and nothing else uses it yet.

@@ -139,7 +139,7 @@ const WINDOW_PREFIX: usize = 28;
 /// holds the address of rank 0's memory, two ranks, and the distance between ranks in units of 4 GiB.
 fn parse_window_address(window: &[u8; WINDOW_PREFIX], rank: u32) -> Address {
     let [low, high, distance] =
-        [8, 12, 24].map(|at| u64::from(u32::from_le_bytes([0, 1, 2, 3].map(|i| window[at + i]))));
+        [8, 12, 24].map(|offset| u64::from(u32::from_le_bytes([0, 1, 2, 3].map(|i| window[offset + i]))));
     let base = low | high << 32;
     base.wrapping_add((u64::from(rank) * distance) << 32)
 }

@@ -98,12 +98,12 @@ unsafe impl Sync for DeviceProgram {}
 impl DeviceProgram {
     /// Compiles and loads the steps of a rank. Fails if GPUs do not support a step, or a library that it
     /// needs is missing.
-    pub fn new(rank: u32, list: &[ExecutableStep], parts: &ProgramContext<'_>) -> Result<DeviceProgram> {
-        let lowered = LoweredProgram::new(rank, list, &parts.lowering_context())?;
-        if let (Some(search), None) = (parts.search, parts.settled) {
+    pub fn new(rank: u32, list: &[ExecutableStep], context: &ProgramContext<'_>) -> Result<DeviceProgram> {
+        let lowered = LoweredProgram::new(rank, list, &context.lowering_context())?;
+        if let (Some(search), None) = (context.search, context.settled) {
             agreement::check_agreement(list, &lowered.launch_digests(list), search.exchange)?;
         }
-        DeviceProgram::load_lowered(list, lowered, parts)
+        DeviceProgram::load_lowered(list, lowered, context)
     }
 
     /// Compiles and loads lowered commands. `list` gives their order.
@@ -111,11 +111,11 @@ impl DeviceProgram {
         list: &[ExecutableStep],
         lowered: Vec<Vec<GpuCommand>>,
         source: &KernelSource,
-        parts: &ProgramContext<'_>,
+        context: &ProgramContext<'_>,
     ) -> Result<DeviceProgram> {
         let lowered =
             LoweredProgram { work: lowered, source: source.clone(), assertions: DeviceAssertions::new() };
-        DeviceProgram::load_lowered(list, lowered, parts)
+        DeviceProgram::load_lowered(list, lowered, context)
     }
 
     fn load_lowered(

@@ -22,20 +22,20 @@ pub struct WorkId {
 pub struct WorkNodes(Vec<Vec<SmallVec<[GraphNode; 1]>>>);
 
 impl WorkNodes {
-    pub fn insert(&mut self, place: WorkId, nodes: &[GraphNode]) {
-        if self.0.len() <= place.step {
-            self.0.resize_with(place.step + 1, Vec::new);
+    pub fn insert(&mut self, id: WorkId, nodes: &[GraphNode]) {
+        if self.0.len() <= id.step {
+            self.0.resize_with(id.step + 1, Vec::new);
         }
-        let step = &mut self.0[place.step];
-        if step.len() <= place.index {
-            step.resize_with(place.index + 1, SmallVec::new);
+        let step = &mut self.0[id.step];
+        if step.len() <= id.index {
+            step.resize_with(id.index + 1, SmallVec::new);
         }
-        step[place.index] = SmallVec::from_slice(nodes);
+        step[id.index] = SmallVec::from_slice(nodes);
     }
 
     /// The nodes of a piece of work; empty if it has none, or is not a chain of nodes.
-    pub fn nodes_of(&self, place: WorkId) -> &[GraphNode] {
-        self.0.get(place.step).and_then(|step| step.get(place.index)).map_or(&[], |nodes| nodes)
+    pub fn nodes_of(&self, id: WorkId) -> &[GraphNode] {
+        self.0.get(id.step).and_then(|step| step.get(id.index)).map_or(&[], |nodes| nodes)
     }
 }
 

@@ -134,9 +134,9 @@ impl Drop for DeviceCopy {
 /// Removes an entry without a copy, if exactly `holders` references to it exist, including the map's own.
 fn forget_if_unused(identity: TensorIdentity, holders: usize) {
     let mut places = lock_shared_tensors();
-    let unused = places.get(&identity).is_some_and(|place| {
-        Arc::strong_count(place) == holders
-            && place.copy.lock().unwrap_or_else(PoisonError::into_inner).strong_count() == 0
+    let unused = places.get(&identity).is_some_and(|entry| {
+        Arc::strong_count(entry) == holders
+            && entry.copy.lock().unwrap_or_else(PoisonError::into_inner).strong_count() == 0
     });
     if unused {
         places.remove(&identity);

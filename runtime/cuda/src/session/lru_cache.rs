@@ -10,9 +10,9 @@ pub(super) struct LruCache<K, V> {
 }
 
 impl<K: PartialEq, V> LruCache<K, V> {
-    /// Keeps at most `most` values, and at least one.
-    pub fn new(most: usize) -> LruCache<K, V> {
-        LruCache { entries: Vec::new(), most: most.max(1), evicted: 0 }
+    /// Keeps at most `capacity` values, and at least one.
+    pub fn new(capacity: usize) -> LruCache<K, V> {
+        LruCache { entries: Vec::new(), most: capacity.max(1), evicted: 0 }
     }
 
     /// The value of a key, which becomes the most recently used.
@@ -38,8 +38,8 @@ impl<K: PartialEq, V> LruCache<K, V> {
         self.entries.iter().rev().find_map(|(key, value)| make(key, value))
     }
 
-    pub fn get_at(&self, at: usize) -> Option<&V> {
-        self.entries.get(at).map(|(_, value)| value)
+    pub fn get_at(&self, position: usize) -> Option<&V> {
+        self.entries.get(position).map(|(_, value)| value)
     }
 
     pub fn remove(&mut self, key: &K) -> Option<V> {
@@ -47,8 +47,8 @@ impl<K: PartialEq, V> LruCache<K, V> {
         Some(self.entries.remove(position).1)
     }
 
-    pub fn remove_at(&mut self, at: usize) -> Option<(K, V)> {
-        (at < self.entries.len()).then(|| self.entries.remove(at))
+    pub fn remove_at(&mut self, position: usize) -> Option<(K, V)> {
+        (position < self.entries.len()).then(|| self.entries.remove(position))
     }
 
     /// Whether one more value fits without an eviction.

@@ -101,8 +101,8 @@ impl RecordingCache {
         memory: &[Arc<DeviceBuffer>],
         fits: impl Fn(&Recording) -> bool,
     ) -> Option<Recording> {
-        self.recordings.find(|known, recording| {
-            if known.sizes == key.sizes && fits(recording) {
+        self.recordings.find(|candidate, recording| {
+            if candidate.sizes == key.sizes && fits(recording) {
                 recording.for_enqueue(key, memory)
             } else {
                 None
@@ -122,11 +122,15 @@ fn choose_retarget<K: PartialEq, V>(
     cost: impl Fn(&K, &V) -> Option<usize>,
     pieces: impl Fn(&V) -> usize,
 ) -> Option<usize> {
-    let (cost, place) = recent.nearest(cost)?;
-    let enough =
-        if cost > CHEAP_RETARGET_PIECES { 1 } else { recent.get_at(place).map_or(usize::MAX, pieces).max(1) };
-    let times = abandoned.find(|known, times| (known == key).then_some(*times)).unwrap_or_default();
-    (times < enough || !recent.has_capacity()).then_some(place)
+    let (cost, position) = recent.nearest(cost)?;
+    let enough = if cost > CHEAP_RETARGET_PIECES {
+        1
+    } else {
+        recent.get_at(position).map_or(usize::MAX, pieces).max(1)
+    };
+    let times =
+        abandoned.find(|abandoned_key, times| (abandoned_key == key).then_some(*times)).unwrap_or_default();
+    (times < enough || !recent.has_capacity()).then_some(position)
 }
 
 /// Up to this many pieces of work, enqueuing them one by one is faster than updating their parameters in a

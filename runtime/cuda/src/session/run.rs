@@ -98,7 +98,7 @@ impl CudaSession {
         self.load_fixed_inputs()?;
         let ResolvedPorts { key, memory } = &resolved;
         match self.context()?.resources.programs.find_for_enqueue(key, memory, |_| true) {
-            Some(known) => Ok(Arc::new(known)),
+            Some(recording) => Ok(Arc::new(recording)),
             None => self.resolve_recording(resolved).map_err(|error| self.fail_session(error)),
         }
     }
@@ -170,7 +170,7 @@ impl CudaSession {
     fn capture(&mut self, recording: &Arc<Recording>, compute: Stream) -> Result<()> {
         let Some(context) = &mut self.context else { return Err(arenas_released_error().into()) };
         recording.enqueue(&context.streams_with_compute(&self.device, compute), &context.resources.nccl)?;
-        if !context.resources.programs.captured.iter().any(|known| known.is_same_run(recording)) {
+        if !context.resources.programs.captured.iter().any(|captured| captured.is_same_run(recording)) {
             context.resources.programs.captured.push(recording.clone());
         }
         Ok(())
@@ -482,8 +482,8 @@ impl DeviceSession for CudaSession {
         let arena = self.symmetric_arena().ok();
         let reserved = self.reserved();
         self.ports.bind_memory(port, memory, arena, reserved)?;
-        if let Some(given) = memory
-            && let Err(error) = self.expect_own(port, given)
+        if let Some(range) = memory
+            && let Err(error) = self.expect_own(port, range)
         {
             self.ports.bind_memory(port, before, arena, Vec::new())?;
             return Err(error);

@@ -276,12 +276,12 @@ mod tests {
     #[test]
     fn a_reduction_its_residual_and_norm_are_one() {
         let mut members = layer();
-        let whole = lowered(&members, 0).expect("a kernel");
+        let fused = lowered(&members, 0).expect("a kernel");
         // In place, with each element at its own address, gives the same kernel.
         values_in(&mut members[1]).for_each(|v| v.offset = v.offset.min(2 * VALUE_BYTES));
-        assert_eq!(lowered(&members, 0).expect("a kernel").1, whole.1);
+        assert_eq!(lowered(&members, 0).expect("a kernel").1, fused.1);
         members.pop();
-        assert!(lowered(&members, 0).is_some_and(|alone| alone.0 != whole.0));
+        assert!(lowered(&members, 0).is_some_and(|alone| alone.0 != fused.0));
         // A value that only the dispatch reads is not stored.
         call_in(&mut members).result.space = MemorySpace::Inner;
         values_in(&mut members[1])
@@ -331,10 +331,10 @@ mod tests {
             value.strides = if is_weight { [1].into() } else { [hidden as isize, 1].into() };
             value.offset = value.offset / VALUE_BYTES * zone;
         }
-        let all: Vec<usize> =
+        let counts: Vec<usize> =
             (0..ranks).map(|rank| lowered(&members, rank).expect("kernels").0.len()).collect();
-        assert!(all.iter().all(|n| *n == all[0]), "{ranks} ranks, {rows} x {hidden}: {all:?}");
-        all[0]
+        assert!(counts.iter().all(|n| *n == counts[0]), "{ranks} ranks, {rows} x {hidden}: {counts:?}");
+        counts[0]
     }
 
     /// A two-shot reduction of `rows` rows of 4096 elements on two ranks, and its residual.

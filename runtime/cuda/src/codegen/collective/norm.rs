@@ -49,8 +49,8 @@ impl AllReduceNorm {
     /// Whether a result shares memory with the operand of `bytes` bytes. The answer may differ between ranks.
     fn is_in_place(&self, bytes: usize) -> bool {
         let results = [self.reduced, Some(self.added), self.normed];
-        results.into_iter().flatten().any(|at| {
-            at.distance_from(self.operand).is_some_and(|distance| distance.unsigned_abs() < bytes as u64)
+        results.into_iter().flatten().any(|address| {
+            address.distance_from(self.operand).is_some_and(|distance| distance.unsigned_abs() < bytes as u64)
         })
     }
 

@@ -437,7 +437,7 @@ impl AttentionLowering<'_> {
         addresses: [DevicePtr; 2],
         l: &mut KernelLowering<'_>,
     ) -> KernelLaunch {
-        let (parameters, given) = extra_pointers(self.operands.len());
+        let (parameters, elements) = extra_pointers(self.operands.len());
         let (call, blocks) = if splits <= FEW_SPLITS {
             (
                 format!("combine_few<sc::@_L, {splits}, {COMBINING_WARPS}>(partial, r, given, {rows})"),
@@ -448,7 +448,7 @@ impl AttentionLowering<'_> {
         };
         let text = format!(
             "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *partial, void *r{parameters}) {{\n    \
-             symmc_enter();\n    const void *const given[] = {{{given}}};\n    sc::{call};\n}}\n"
+             symmc_enter();\n    const void *const given[] = {{{elements}}};\n    sc::{call};\n}}\n"
         );
         let entry = l.source.function("attention_combine", text);
         let params = addresses.into_iter().chain(self.operands.iter().map(|p| p.at.at));
@@ -540,9 +540,9 @@ impl AttentionLowering<'_> {
                 format!("attend_tensor<sc::@_L, {times}, {splits}, {step}, {mask}>")
             }
         };
-        let (parameters, given) = extra_pointers(self.operands.len());
+        let (parameters, elements) = extra_pointers(self.operands.len());
         let text = format!(
-            "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *q, const void *k, const void *v, const void *m, void *r, void *partial{parameters}) {{\n    {enter}const void *const given[] = {{{given}}};\n    sc::{call}(q, k, v, m, r, partial, given);\n}}\n"
+            "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *q, const void *k, const void *v, const void *m, void *r, void *partial{parameters}) {{\n    {enter}const void *const given[] = {{{elements}}};\n    sc::{call}(q, k, v, m, r, partial, given);\n}}\n"
         );
         l.source.function(if step == 0 { "attention" } else { "attention_amend" }, text)
     }

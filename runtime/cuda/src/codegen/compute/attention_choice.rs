@@ -192,7 +192,7 @@ fn measure(
         return refused();
     }
     let stream = search.stream;
-    for filled in operands_to_fill(&some, |at| search.may_write(at)) {
+    for filled in operands_to_fill(&some, |address| search.may_write(address)) {
         // SAFETY: the operands exist, and their data need not be preserved.
         unsafe { stream.fill(filled.at.resolve(search.bases), filled.byte, filled.bytes)? };
     }

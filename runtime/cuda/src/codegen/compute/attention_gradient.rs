@@ -80,9 +80,9 @@ pub(super) fn lower(
     };
     let x = extents(&o, forward.result)?;
     extents(&o, forward.gradient)?;
-    for (found, expected) in results.iter().zip([o.q, o.k, o.v]) {
-        if found.shape != expected.shape || found.dtype != expected.dtype {
-            return Err(mismatch_error("a gradient of attention", &expected.shape, &found.shape));
+    for (actual, expected) in results.iter().zip([o.q, o.k, o.v]) {
+        if actual.shape != expected.shape || actual.dtype != expected.dtype {
+            return Err(mismatch_error("a gradient of attention", &expected.shape, &actual.shape));
         }
     }
     if [x.heads * x.group * x.queries, x.keys, x.f].contains(&0) {

@@ -91,16 +91,16 @@ fn plain_products(
         let placed = step.operands.iter().skip(1).chain(step.results);
         let memories = placed.map(memory).collect::<Option<SmallVec<[usize; 2]>>>();
         for work in super::lower(step, l)? {
-            let pair = works.iter_mut().find_map(|(before, known)| match (&*before, &work) {
+            let pair = works.iter_mut().find_map(|(before, read)| match (&*before, &work) {
                 (GpuCommand::Gemm(first), GpuCommand::Gemm(second))
-                    if memories.is_some() && *known == memories =>
+                    if memories.is_some() && *read == memories =>
                 {
-                    merge_into_batch(first, second).map(|both| (before, both))
+                    merge_into_batch(first, second).map(|merged| (before, merged))
                 }
                 _ => None,
             });
             match pair {
-                Some((before, both)) => *before = GpuCommand::Gemm(both),
+                Some((before, merged)) => *before = GpuCommand::Gemm(merged),
                 None => works.push((work, memories.clone())),
             }
         }

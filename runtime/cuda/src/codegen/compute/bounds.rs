@@ -146,8 +146,8 @@ mod tests {
     #[test]
     fn a_band_is_what_causal_order_windows_and_lengths_leave() {
         let [causal, window] = [bound(BoundSide::Below, true, 1), bound(BoundSide::From, true, -3)];
-        let whole = VisibleBand::default();
-        assert_eq!(band_of(&[], 5, 9), Some((whole, 9)));
+        let everything = VisibleBand::default();
+        assert_eq!(band_of(&[], 5, 9), Some((everything, 9)));
         let below = VisibleBand { below: Some(1), from: None };
         assert_eq!(band_of(std::slice::from_ref(&causal), 5, 9), Some((below, 9)));
         assert_eq!(
@@ -155,11 +155,11 @@ mod tests {
             Some((VisibleBand { from: Some(-3), ..below }, 9))
         );
         // For one row, a bound is a number of keys.
-        assert_eq!(band_of(&[bound(BoundSide::Below, true, 4)], 1, 9), Some((whole, 4)));
+        assert_eq!(band_of(&[bound(BoundSide::Below, true, 4)], 1, 9), Some((everything, 4)));
         assert_eq!(band_of(&[bound(BoundSide::Below, false, 4), causal], 5, 9), Some((below, 4)));
         assert_eq!(
             band_of(&[bound(BoundSide::Below, true, 9), bound(BoundSide::From, true, -4)], 5, 9),
-            Some((whole, 9))
+            Some((everything, 9))
         );
         // Other forms: keys that begin later, chunks, data, no keys at all.
         assert_eq!(band_of(&[bound(BoundSide::From, false, 1)], 5, 9), None);

@@ -67,7 +67,7 @@ pub(super) fn fit_shape(steps: &[BoundOperation<'_>], shape: &[usize]) -> bool {
         let mut pairs = r.shape.iter().rev().zip(shape.iter().rev());
         r.space == MemorySpace::Inner
             && r.shape.len() <= shape.len()
-            && pairs.all(|(own, whole)| own == whole || *own == 1)
+            && pairs.all(|(own, full)| own == full || *own == 1)
     };
     steps.iter().all(|step| step.results.first().is_some_and(|r| *r.shape == *shape || is_broadcast(r)))
 }

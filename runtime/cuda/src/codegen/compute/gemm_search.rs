@@ -65,7 +65,7 @@ impl GemmSearch<'_> {
     /// Whether the search may write to this address.
     pub(super) fn may_write(&self, at: DevicePtr) -> bool {
         let address = at.resolve(self.bases);
-        !self.protected_ranges.iter().any(|kept| kept.contains(&address))
+        !self.protected_ranges.iter().any(|range| range.contains(&address))
     }
 }
 

@@ -55,7 +55,7 @@ pub(super) struct GroupedSizes {
 impl GroupedSizes {
     pub fn from_operands([x, y, ends]: [&LocatedTensor; 3], result: &LocatedTensor) -> Result<Self> {
         let e = match (&x.shape[..], &y.shape[..], &ends.shape[..]) {
-            (&[m, k], &[groups, inner, n], &[given]) if k == inner && groups == given => {
+            (&[m, k], &[groups, inner, n], &[declared]) if k == inner && groups == declared => {
                 GroupedSizes { m, k, n, groups, divide_k: false }
             }
             (&[m, k], &[inner, n], &[groups]) if k == inner => {

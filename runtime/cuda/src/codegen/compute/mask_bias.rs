@@ -245,7 +245,7 @@ mod tests {
         };
         // Each tensor is at the address that is its number of bytes.
         let bytes = |x: &LocatedTensor| x.shape.iter().product::<usize>() * x.dtype.size();
-        let at = |x: &LocatedTensor| DevicePtr::from(bytes(x) as u64);
+        let address_of = |x: &LocatedTensor| DevicePtr::from(bytes(x) as u64);
         for (dtype, visible) in [(DType::Bool, 1), (DType::BF16, 0), (DType::F32, 0)] {
             let mask = located(dtype, &[30, 41]);
             let positions = [limit.clone()];
@@ -259,9 +259,9 @@ mod tests {
             };
             let floats = [&q, &k, &v, &sums].map(|x| (x, FINITE));
             let expected: Vec<TimingFill> = (floats.into_iter().chain([(&limit, 0xc0), (&mask, visible)]))
-                .map(|(x, byte)| TimingFill { at: at(x), bytes: bytes(x), byte })
+                .map(|(x, byte)| TimingFill { at: address_of(x), bytes: bytes(x), byte })
                 .collect();
-            assert_eq!(timing_fills(&o, &[(&bound, 0)], &[&sums], &at), expected);
+            assert_eq!(timing_fills(&o, &[(&bound, 0)], &[&sums], &address_of), expected);
         }
         assert!(f32::from_ne_bytes([FINITE; 4]).is_finite());
         // The exponents of f16 and bf16 have 5 and 8 bits.

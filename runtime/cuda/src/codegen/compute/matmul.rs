@@ -82,7 +82,7 @@ pub(super) fn single_library_product(
     if empty || !p.dtype.is_float() || !by_rows {
         return Ok(None);
     }
-    Ok(library_products(&p).and_then(|all| if let [one] = all[..] { Some(one) } else { None }))
+    Ok(library_products(&p).and_then(|gemms| if let [one] = gemms[..] { Some(one) } else { None }))
 }
 
 fn product(

@@ -174,10 +174,10 @@ pub(super) fn rotary_epilogue(
     for (name, value) in [("c", cos), ("s", sin), ("r", r)] {
         let last_axis = value.shape.len() - 1;
         let strides = broadcast(lead, &value.shape[..last_axis], &value.strides[..last_axis]);
-        for (part, chosen) in [("row", &rows), ("head", &heads)] {
+        for (axis_kind, chosen) in [("row", &rows), ("head", &heads)] {
             let along: Vec<IterationAxis> =
                 chosen.iter().map(|&a| IterationAxis { n: lead[a], stride: strides[a] }).collect();
-            layout.push_str(&offset_function(&format!("{name}_{part}"), &along));
+            layout.push_str(&offset_function(&format!("{name}_{axis_kind}"), &along));
         }
         let _ = writeln!(layout, "static const i64 {name}_step = {}ll;", value.strides[last_axis]);
     }

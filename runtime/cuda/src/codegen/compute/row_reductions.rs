@@ -410,7 +410,9 @@ impl<'k> PhaseWriter<'k> {
                 continue;
             }
             let (kind, expression) = match statement {
-                MapStatement::Load { kind, place } => (kind, format!("((const {kind} *)p{i})[{place}]")),
+                MapStatement::Load { kind, place: position } => {
+                    (kind, format!("((const {kind} *)p{i})[{position}]"))
+                }
                 MapStatement::Computed { kind, expression } => (kind, expression.to_string()),
             };
             let _ = writeln!(out, "    const {kind} v{i} = {expression};");

@@ -70,14 +70,15 @@ pub(super) struct ThreadGroup {
 }
 
 impl ThreadGroup {
-    /// The group for rows of `n` elements of the operands `all`, of which the first is read most.
-    fn for_operands(rows: usize, n: usize, all: &[&RowSplit]) -> ThreadGroup {
-        let size = all.iter().map(|s| s.dtype.size()).max().unwrap_or(8);
-        let rows_are_adjacent = all[0].row.last().is_some_and(|a| a.stride.unsigned_abs() < all[0].step());
+    /// The group for rows of `n` elements of these operands, the first of which is read most.
+    fn for_operands(rows: usize, n: usize, operands: &[&RowSplit]) -> ThreadGroup {
+        let size = operands.iter().map(|s| s.dtype.size()).max().unwrap_or(8);
+        let rows_are_adjacent =
+            operands[0].row.last().is_some_and(|a| a.stride.unsigned_abs() < operands[0].step());
         if n == 1 || (rows_are_adjacent && rows >= 512) {
             return ThreadGroup { threads: 1, block: 128, width: 1, items: 0 };
         }
-        ThreadGroup::for_contiguous(rows, n, widest_access((16 / size).max(1), all))
+        ThreadGroup::for_contiguous(rows, n, widest_access((16 / size).max(1), operands))
     }
 
     /// The group for rows of `n` adjacent elements, read `width` at a time.
@@ -105,8 +106,8 @@ impl ThreadGroup {
 }
 
 /// The largest access width, up to `width`, that all operands allow.
-fn widest_access(mut width: usize, all: &[&RowSplit]) -> usize {
-    while !all.iter().all(|s| s.allows(width)) {
+fn widest_access(mut width: usize, operands: &[&RowSplit]) -> usize {
+    while !operands.iter().all(|s| s.allows(width)) {
         width /= 2;
     }
     width

@@ -337,26 +337,30 @@ fn index_put_part(
 }
 
 /// Adds the kernels of these parts.
-fn launch(parts: Vec<IndexPutPart>, out: &mut Vec<GpuCommand>, l: &mut KernelLowering<'_>) -> Result<()> {
+fn launch(
+    index_puts: Vec<IndexPutPart>,
+    out: &mut Vec<GpuCommand>,
+    l: &mut KernelLowering<'_>,
+) -> Result<()> {
     l.preludes();
     l.source.prelude(text::SCATTER_SOURCE);
     let (many, few): (Vec<_>, Vec<_>) =
-        parts.into_iter().partition(|part| sorts_places(part.places, part.destinations));
+        index_puts.into_iter().partition(|part| sorts_places(part.places, part.destinations));
     if !few.is_empty() {
         out.push(launch_together(few, l));
     }
     many.into_iter().try_for_each(|part| part.sort_and_store(out, l))
 }
 
-fn launch_together(parts: Vec<IndexPutPart>, l: &mut KernelLowering<'_>) -> GpuCommand {
-    let layouts: String = parts.iter().map(|p| p.layout.as_str()).collect();
-    let declared: Vec<String> = parts
+fn launch_together(index_puts: Vec<IndexPutPart>, l: &mut KernelLowering<'_>) -> GpuCommand {
+    let layouts: String = index_puts.iter().map(|p| p.layout.as_str()).collect();
+    let declared: Vec<String> = index_puts
         .iter()
         .map(|p| format!("sc::@_L{0}::Indices i{0}, const void *s{0}, void *d{0}", p.number))
         .collect();
     let mut body = String::new();
     let mut first = 0;
-    for part in &parts {
+    for part in &index_puts {
         let i = part.number;
         let end = first + part.blocks;
         let _ = writeln!(
@@ -371,7 +375,7 @@ fn launch_together(parts: Vec<IndexPutPart>, l: &mut KernelLowering<'_>) -> GpuC
         declared.join(", ")
     );
     let entry = l.source.function("index_put", function);
-    let params = parts.into_iter().flat_map(|p| [p.indices, p.source.into(), p.result.into()]).collect();
+    let params = index_puts.into_iter().flat_map(|p| [p.indices, p.source.into(), p.result.into()]).collect();
     GpuCommand::Kernel(KernelLaunch::flat(entry, first, THREADS_PER_BLOCK, params))
 }
 

@@ -154,7 +154,7 @@ impl<'a> SelectionKernel<'a> {
     }
 
     fn load_number(&mut self, at: DevicePtr) -> usize {
-        self.loads.iter().position(|known| *known == at).unwrap_or_else(|| {
+        self.loads.iter().position(|address| *address == at).unwrap_or_else(|| {
             self.loads.push(at);
             self.loads.len() - 1
         })
@@ -176,9 +176,9 @@ impl<'a> SelectionKernel<'a> {
             self.stores.push(l.address_of(result));
             self.stores.len() - 1
         });
-        move |place: &str, expression: &str| {
-            let shared = format!("(({kind} *)(memory + {offset}))[{place}] = y;");
-            let global = stored.map(|k| format!(" (({kind} *)q{k})[(i64)row * {count} + {place}] = y;"));
+        move |position: &str, expression: &str| {
+            let shared = format!("(({kind} *)(memory + {offset}))[{position}] = y;");
+            let global = stored.map(|k| format!(" (({kind} *)q{k})[(i64)row * {count} + {position}] = y;"));
             format!("{{ const {kind} y = {expression}; {shared}{} }}", global.unwrap_or_default())
         }
     }
@@ -391,7 +391,7 @@ impl<'a> SelectionKernel<'a> {
         let mut declared: Vec<String> = (0..self.loads.len()).map(|i| format!("const void *p{i}")).collect();
         declared.extend((0..self.stores.len()).map(|k| format!("void *q{k}")));
         let mut params: Vec<KernelParam> =
-            self.loads.iter().chain(&self.stores).map(|&at| KernelParam::from(at)).collect();
+            self.loads.iter().chain(&self.stores).map(|&address| KernelParam::from(address)).collect();
         if !self.assertions.is_empty() {
             declared.push("void *status".into());
             declared.extend((0..self.assertions.len()).map(|i| format!("unsigned assertion{i}")));

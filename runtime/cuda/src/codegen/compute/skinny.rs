@@ -153,8 +153,8 @@ impl SkinnyKernel {
 
     /// The array of the right matrices.
     fn array(&self, count: usize) -> String {
-        let (ty, of) = if self.boxes.is_some() { ("TensorMap", "&") } else { ("void", "") };
-        let names = (0..count).map(|p| format!("{of}b{p}")).collect::<Vec<_>>();
+        let (ty, prefix) = if self.boxes.is_some() { ("TensorMap", "&") } else { ("void", "") };
+        let names = (0..count).map(|p| format!("{prefix}b{p}")).collect::<Vec<_>>();
         format!("const {ty} *const b[] = {{{}}};", names.join(", "))
     }
 
@@ -165,8 +165,8 @@ impl SkinnyKernel {
             let lines = gemms.iter().map(|g| g.b.at);
             return [gemm.a.at].into_iter().chain(lines).map(KernelParam::from).collect();
         };
-        let map = |at, rows, step: usize, box_rows| {
-            let map = TensorMap::new(at, [rows, gemm.k], step * gemm.dtype.size(), box_rows);
+        let map = |address, rows, step: usize, box_rows| {
+            let map = TensorMap::new(address, [rows, gemm.k], step * gemm.dtype.size(), box_rows);
             KernelParam::Map(Box::new(map))
         };
         let left_map = map(gemm.a.at, gemm.m, gemm.a.step, rows);
@@ -241,10 +241,10 @@ fn kernel(
     let mut declared = vec![config.declare("a")];
     declared.extend((0..count).map(|p| config.declare(&format!("b{p}"))));
     declared.extend(epilogue.declared);
-    let (part, tiles) = tile_function(gemms, arrangement, config.columns);
+    let (tile_text, tiles) = tile_function(gemms, arrangement, config.columns);
     let paired = matches!(arrangement, ProductArrangement::ColumnPairs(_));
     let text = format!(
-        "{}namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const int M = {}, V = {width}, P = {lines_per_column};\nstatic const i64 K = {}, a_step = {}, b_step = {};\nstatic const int HALF = {};\nstatic const bool STEADY = {steady}, PAIRED = {paired};\n{}{part}SC_FN void enter() {{ symmc_enter(); }}\n}}; }}\n\
+        "{}namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const int M = {}, V = {width}, P = {lines_per_column};\nstatic const i64 K = {}, a_step = {}, b_step = {};\nstatic const int HALF = {};\nstatic const bool STEADY = {steady}, PAIRED = {paired};\n{}{tile_text}SC_FN void enter() {{ symmc_enter(); }}\n}}; }}\n\
          extern \"C\" __global__ void __launch_bounds__({}) @({}) {{\n    using namespace sc;\n    {}\n    \
          const auto epilogue = [&](int product, i64 row, i64 column, const float *sum) {{\n{}\n    }};\n    {}\n}}\n",
         epilogue.layouts,
@@ -304,7 +304,7 @@ fn config(
 ) -> Option<SkinnyKernel> {
     let gemm = &gemms[0];
     let width = 16 / gemm.dtype.size();
-    let aligned = |at: DevicePtr, step: usize| at.is_multiple_of(16) && step.is_multiple_of(width);
+    let aligned = |address: DevicePtr, step: usize| address.is_multiple_of(16) && step.is_multiple_of(width);
     let fits = gemm.dtype.is_float()
         && gemm.dtype.size() < 8
         && gemm.a.order == MatrixOrder::Rows
@@ -489,11 +489,11 @@ fn rows_of_tile(gemm: &Gemm) -> usize {
 /// The number of stages of a ring and their shared memory in bytes, if the smallest number fits.
 fn ring_stages(gemm: &Gemm, lines: usize, split: usize, l: &KernelLowering<'_>) -> Option<(usize, usize)> {
     let stage = (lines + rows_of_tile(gemm)) * TILE_K * gemm.dtype.size();
-    let [least, most] = STAGE_RANGE;
-    let shared = l.machine.shared.saturating_sub(most * STAGE_BARRIERS);
+    let [min, max] = STAGE_RANGE;
+    let shared = l.machine.shared.saturating_sub(max * STAGE_BARRIERS);
     let steps = gemm.k.div_ceil(TILE_K).div_ceil(split);
-    let stages = (shared / stage).min(most).min((steps + 2).max(least));
-    (shared >= least * stage).then_some((stages, stages * (stage + STAGE_BARRIERS)))
+    let stages = (shared / stage).min(max).min((steps + 2).max(min));
+    (shared >= min * stage).then_some((stages, stages * (stage + STAGE_BARRIERS)))
 }
 
 /// The kernel with warp-group MMA and split-K between the two blocks of a cluster, which is faster above 16

@@ -63,8 +63,8 @@ impl<M> SharedModules<M> {
     ) -> Result<Arc<LoadedCode<M>>, E> {
         let mut cache = self.lock();
         loop {
-            if let Some(known) = cache.find(&key) {
-                return Ok(known);
+            if let Some(loaded) = cache.find(&key) {
+                return Ok(loaded);
             }
             if !cache.loading.contains(&key) {
                 break;
