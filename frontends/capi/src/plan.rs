@@ -48,8 +48,9 @@ fn plan_report(plan: &CheckedPlan) -> String {
     for bucket in &plan.buckets {
         lines.push(bucket.describe_range());
         for decision in &bucket.decisions {
-            let chosen = decision.alternatives.iter().find(|way| way.name == decision.chosen);
-            let estimate = chosen.map_or_else(String::new, |way| format!(", estimated {:.1} us", way.us));
+            let chosen = decision.alternatives.iter().find(|alternative| alternative.name == decision.chosen);
+            let estimate = chosen
+                .map_or_else(String::new, |alternative| format!(", estimated {:.1} us", alternative.us));
             let (collective, bytes) = (&decision.collective, decision.bytes);
             lines.push(format!("  %{collective} of {bytes} bytes runs as {}{estimate}", decision.chosen));
         }

@@ -75,7 +75,7 @@ pub fn dispatch_text(planned: &PlannedBucket<'_>, node: NodeId, machine: &str) -
         .collect();
     let stored = match stored.as_slice() {
         [] => String::new(),
-        all => format!(", and storing and reading {}", all.join(", ")),
+        names => format!(", and storing and reading {}", names.join(", ")),
     };
     let _ = writeln!(out, "    saves {kernels}{stored}");
     out

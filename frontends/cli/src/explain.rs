@@ -87,9 +87,9 @@ fn explain_value(plan: &Plan, bucket: &Bucket, planned: &PlannedBucket<'_>, id: 
     if planned.program.is_dispatch_internal(base) {
         writeln!(out, "  has no memory: only its own step uses it")?;
     }
-    if let Some(place) = planned.placement(id) {
-        out.push_str(&placement_text(plan, bucket, place));
-        out.push_str(&lifetime::lifetime_text(planned, base, place));
+    if let Some(placement) = planned.placement(id) {
+        out.push_str(&placement_text(plan, bucket, placement));
+        out.push_str(&lifetime::lifetime_text(planned, base, placement));
     }
     for decision in bucket.decisions.iter().filter(|d| concerns(d, graph.value_name(id))) {
         out.push_str(&decision_text(planned, decision));

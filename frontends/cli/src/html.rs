@@ -174,8 +174,8 @@ fn arena_drawing(bucket: &Bucket, arena: ArenaKind, peak: u64) -> String {
 
 fn values_by_buffer(bucket: &Bucket) -> HashMap<usize, Vec<&str>> {
     let mut out: HashMap<usize, Vec<&str>> = HashMap::new();
-    for (name, place) in &bucket.places {
-        if let MemoryRef::Buffer(index) = place.memory {
+    for (name, placement) in &bucket.places {
+        if let MemoryRef::Buffer(index) = placement.memory {
             out.entry(index).or_default().push(name);
         }
     }

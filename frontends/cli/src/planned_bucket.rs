@@ -99,7 +99,7 @@ impl<'a> PlannedBucket<'a> {
 
     pub fn placement_name(&self, plan: &Plan, value: ValueId) -> String {
         match self.placement(value) {
-            Some(place) => memory_name(plan, self.bucket, place.memory),
+            Some(placement) => memory_name(plan, self.bucket, placement.memory),
             None if self.program.is_dispatch_internal(self.program.base(value)) => "not stored".into(),
             None => "?".into(),
         }

@@ -293,8 +293,8 @@ impl<'g> Widening<'g> {
 
     /// A narrow value in its compute dtype.
     fn convert(&mut self, v: ValueId) -> Option<ValueId> {
-        if let Some(known) = self.converted[v] {
-            return Some(known);
+        if let Some(value) = self.converted[v] {
+            return Some(value);
         }
         let TensorType { dtype, shape } = self.graph.ty(v).clone();
         let wide = dtype.compute_dtype();

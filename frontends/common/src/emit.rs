@@ -465,10 +465,10 @@ pub trait Emit {
         self.emit("take", Op::Take { axis }, &[x, from_last])
     }
 
-    fn concat(&mut self, parts: &[ValueId], axis: usize) -> EmitResult<Self::Error> {
-        match parts {
+    fn concat(&mut self, tensors: &[ValueId], axis: usize) -> EmitResult<Self::Error> {
+        match tensors {
             [one] => Ok(*one),
-            _ => self.emit("concat", Op::Concat { axis }, parts),
+            _ => self.emit("concat", Op::Concat { axis }, tensors),
         }
     }
 
@@ -657,8 +657,8 @@ pub trait Emit {
     }
 
     /// The scale of attention: the given one, or by default `1 / sqrt(head size)`.
-    fn attention_scale(&self, q: ValueId, given: Option<f64>) -> RuleResult<f64, Self::Error> {
-        match (given, self.ty(q).shape.last().and_then(Dim::as_const)) {
+    fn attention_scale(&self, q: ValueId, scale: Option<f64>) -> RuleResult<f64, Self::Error> {
+        match (scale, self.ty(q).shape.last().and_then(Dim::as_const)) {
             (Some(scale), _) => Ok(scale),
             (None, Some(size @ 1..)) => Ok(1.0 / (size as f64).sqrt()),
             _ => Err(RuleFailure::Opaque("the head size is symbolic and no scale is given".into())),

@@ -238,11 +238,11 @@ fn add_new_symbols(
             continue;
         };
         let Ok(parsed) = sympy::parse(text) else { continue };
-        let (new, known): (Vec<_>, Vec<_>) = sum_terms(&parsed).into_iter().partition(|term| {
+        let (new, defined): (Vec<_>, Vec<_>) = sum_terms(&parsed).into_iter().partition(|term| {
             sympy::symbols_in(term).iter().any(|name| find_symbol(&symbols, name).is_err())
         });
         if let [sympy::SizeExpr::Symbol(rest)] = new.as_slice()
-            && known.into_iter().any(|e| !sympy::symbols_in(e).is_empty())
+            && defined.into_iter().any(|e| !sympy::symbols_in(e).is_empty())
         {
             let total = &declared[index];
             let max = total.max;
@@ -301,8 +301,8 @@ fn add_step_counts(declared: &[DeclaredSymbol], given: &SymbolConstraints) -> Ve
         let Ok(parsed) = sympy::parse(text) else { continue };
         let used = sympy::symbols_in(&parsed);
         let only = used.first().filter(|_| used.len() == 1);
-        let (Some(part), Some((step @ 2.., rest))) = (only, as_linear(&parsed)) else { continue };
-        if find_symbol(&symbols, part).is_ok() {
+        let (Some(steps), Some((step @ 2.., rest))) = (only, as_linear(&parsed)) else { continue };
+        if find_symbol(&symbols, steps).is_ok() {
             continue;
         }
         let size = &declared[index];
@@ -310,7 +310,7 @@ fn add_step_counts(declared: &[DeclaredSymbol], given: &SymbolConstraints) -> Ve
         // The least number of steps that reaches the least value.
         let min = steps_within(size.min.saturating_add(step - 1)).max(0);
         symbols.push(DeclaredSymbol {
-            name: part.to_string(),
+            name: steps.to_string(),
             alias: None,
             min,
             max: size.max.map(|max| steps_within(max).max(min)),

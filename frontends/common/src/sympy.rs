@@ -420,11 +420,11 @@ mod tests {
         let resolve = |_: &str| Ok(Dim::from(SymbolId::new(0)));
         let truth = |text: &str, low, high| {
             let add = move |d: &Dim| {
-                let mut at = symmc_ir::SymbolBindings::new();
-                at.set(SymbolId::new(0), low);
-                let a = d.eval(&at).unwrap();
-                at.set(SymbolId::new(0), high);
-                (a, d.eval(&at).unwrap())
+                let mut bindings = symmc_ir::SymbolBindings::new();
+                bindings.set(SymbolId::new(0), low);
+                let a = d.eval(&bindings).unwrap();
+                bindings.set(SymbolId::new(0), high);
+                (a, d.eval(&bindings).unwrap())
             };
             decide_relation(&parse(text).unwrap(), &resolve, &add)
         };
@@ -460,12 +460,16 @@ mod tests {
         for (text, expected) in cases {
             let dim = of(text, None).expect(text);
             for size in 0..=40 {
-                let mut at = SymbolBindings::new();
-                at.set(SymbolId::new(0), size);
+                let mut bindings = SymbolBindings::new();
+                bindings.set(SymbolId::new(0), size);
                 for dim in [&dim, &dim.simplify_within(&symbols)] {
-                    assert_eq!(dim.eval(&at), Some(expected(size as f64) as i64), "{text} at {size}");
+                    assert_eq!(dim.eval(&bindings), Some(expected(size as f64) as i64), "{text} at {size}");
                 }
-                assert_eq!(of(text, Some(size)).expect(text).as_const(), dim.eval(&at), "{text} at {size}");
+                assert_eq!(
+                    of(text, Some(size)).expect(text).as_const(),
+                    dim.eval(&bindings),
+                    "{text} at {size}"
+                );
             }
         }
     }

@@ -120,11 +120,11 @@ fn split_at_size(ranges: &SymbolRanges, symbol: SymbolId, size: i64) -> Vec<Symb
 }
 
 /// The ranges of each bucket: all combinations of the divided symbols.
-fn bucket_ranges(graph: &Graph, asked: &IndexMap<SymbolId, Vec<i64>>) -> Result<Vec<SymbolRanges>> {
+fn bucket_ranges(graph: &Graph, upper_ends: &IndexMap<SymbolId, Vec<i64>>) -> Result<Vec<SymbolRanges>> {
     let full: SymbolRanges = graph.symbols.iter().map(|(id, s)| (id, (s.min, s.max))).collect();
-    let count = asked.values().map(Vec::len).fold(1usize, usize::saturating_mul);
+    let count = upper_ends.values().map(Vec::len).fold(1usize, usize::saturating_mul);
     if count > MAX_BUCKETS {
-        let counts: Vec<String> = asked
+        let counts: Vec<String> = upper_ends
             .iter()
             .map(|(&id, upper)| format!("{} of {}", upper.len(), graph.symbols[id].name))
             .collect();
@@ -135,7 +135,7 @@ fn bucket_ranges(graph: &Graph, asked: &IndexMap<SymbolId, Vec<i64>>) -> Result<
         )));
     }
     let mut all_ranges = vec![full];
-    for (&id, upper) in asked {
+    for (&id, upper) in upper_ends {
         let ranges = split_range(&graph.symbols[id], upper)?;
         let divided = all_ranges.into_iter().flat_map(|base| {
             ranges.iter().map(move |&range| {

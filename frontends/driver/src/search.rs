@@ -127,8 +127,8 @@ fn search_some_variants(
 }
 
 /// All inputs, with those at `positions` replaced.
-fn replace_inputs(all: &[BucketInput], positions: &[usize], replaced: &[BucketInput]) -> Vec<BucketInput> {
-    let mut out = all.to_vec();
+fn replace_inputs(inputs: &[BucketInput], positions: &[usize], replaced: &[BucketInput]) -> Vec<BucketInput> {
+    let mut out = inputs.to_vec();
     for (&b, input) in positions.iter().zip(replaced) {
         out[b] = input.clone();
     }

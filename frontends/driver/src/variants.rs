@@ -163,7 +163,7 @@ impl<'a> VariantSearch<'a> {
         }
         let profile = &self.pipeline.options.profile;
         let least_us = inputs.iter().map(|input| communication_us(&input.graph, profile));
-        if least_us.zip(&self.best.costs).all(|(least, cost)| least >= *cost) {
+        if least_us.zip(&self.best.costs).all(|(min_us, cost)| min_us >= *cost) {
             return Ok(None);
         }
         let Ok(plan) = self.pipeline.plan_on_trial(self.buckets, &inputs) else { return Ok(None) };

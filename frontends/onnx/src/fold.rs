@@ -22,9 +22,9 @@ pub(crate) fn fold_ints(c: &mut OpCall<'_, '_>) -> RuleResult<bool> {
     for i in 0..c.node.input.len() {
         operands.push(match (c.operand_name(i).is_some(), c.known_value(i)?) {
             (false, _) => None,
-            (true, Some(known)) => {
-                symbolic |= matches!(known, KnownValue::Ints(_));
-                let Some(ints) = known.as_ints() else { return Ok(false) };
+            (true, Some(value)) => {
+                symbolic |= matches!(value, KnownValue::Ints(_));
+                let Some(ints) = value.as_ints() else { return Ok(false) };
                 Some(ints)
             }
             (true, None) => return Ok(false),

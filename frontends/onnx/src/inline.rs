@@ -30,7 +30,7 @@ pub(crate) fn find_inlined_body<'p>(
         return Err(RuleFailure::Invalid("expected a condition, found none".into()));
     };
     let name = match lowering.resolve_name(condition)? {
-        NameBinding::Known(known, _) => match known.as_ints().as_ref().map(|i| i.dims.as_slice()) {
+        NameBinding::Known(value, _) => match value.as_ints().as_ref().map(|i| i.dims.as_slice()) {
             Some([one]) if one.as_const() == Some(0) => "else_branch",
             Some([one]) if one.as_const().is_some() => "then_branch",
             _ => return Err(RuleFailure::Opaque("the condition is not a single constant".into())),

@@ -59,23 +59,24 @@ impl ProgramSymbols {
             .map(|e| parse_range_metadata(&e.value))
             .unwrap_or_default();
         let mut declared: Vec<DeclaredSymbol> = Vec::with_capacity(order.len());
-        for (name, known) in order.iter().zip(assign_ranges(&order, &stated)) {
+        for (name, assigned) in order.iter().zip(assign_ranges(&order, &stated)) {
             let generated = order.len() == 1 && is_generated(name);
             let shown =
                 unique_name(&declared, if generated { "tokens".into() } else { ranges::to_identifier(name) });
             let (min, max) = ranges::normalize_range(
                 name,
-                known.range.and_then(|r| r.min),
-                known.range.and_then(|r| r.max),
+                assigned.range.and_then(|r| r.min),
+                assigned.range.and_then(|r| r.max),
             )?;
-            let is_constrained = given.constraints.iter().any(|(asked, _)| *asked == shown || asked == name);
-            if !known.certain && !is_constrained {
+            let is_constrained =
+                given.constraints.iter().any(|(symbol, _)| *symbol == shown || symbol == name);
+            if !assigned.certain && !is_constrained {
                 let max = max.map_or("any size".into(), |max| max.to_string());
                 notes.push(format!(
                     "symbol {shown} is assumed to be {min} to {max}: its range is not certain"
                 ));
             }
-            let alias = known.torch.or(Some(name)).filter(|alias| **alias != shown).cloned();
+            let alias = assigned.torch.or(Some(name)).filter(|alias| **alias != shown).cloned();
             let recorded = recorded_extent(name, arguments, &given.recorded_shapes);
             declared.push(DeclaredSymbol { name: shown, alias, min, max, recorded });
         }
@@ -213,9 +214,9 @@ fn assign_ranges<'r>(order: &[String], ranges: &'r IndexMap<String, SymbolRange>
 /// Parses `{s23: VR[2, 1024], s5: VR[0, int_oo]}`. Entries that do not parse are left out.
 fn parse_range_metadata(text: &str) -> IndexMap<String, SymbolRange> {
     let mut out = IndexMap::new();
-    for part in text.trim().trim_start_matches('{').split("VR[").collect::<Vec<_>>().windows(2) {
-        let name = part[0].rsplit([',', '{', ']']).next().unwrap_or("").trim().trim_end_matches(':').trim();
-        let Some((interval, _)) = part[1].split_once(']') else { continue };
+    for texts in text.trim().trim_start_matches('{').split("VR[").collect::<Vec<_>>().windows(2) {
+        let name = texts[0].rsplit([',', '{', ']']).next().unwrap_or("").trim().trim_end_matches(':').trim();
+        let Some((interval, _)) = texts[1].split_once(']') else { continue };
         let Some((min, max)) = interval.split_once(',') else { continue };
         let min = min.trim().parse().ok();
         let max = max.trim().parse().ok();

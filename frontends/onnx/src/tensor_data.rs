@@ -21,8 +21,8 @@ use crate::proto;
 
 /// The dtype of an ONNX element type, or the name of one that the IR does not have.
 pub(crate) fn dtype_from_code(code: i32) -> Result<DType, String> {
-    if let Some(&known) = DType::ALL.iter().find(|dtype| dtype.facts().onnx == code) {
-        return Ok(known);
+    if let Some(&dtype) = DType::ALL.iter().find(|dtype| dtype.facts().onnx == code) {
+        return Ok(dtype);
     }
     let name = match code {
         0 => "undefined",
@@ -53,7 +53,7 @@ pub(crate) fn dtype_from_code(code: i32) -> Result<DType, String> {
 
 pub(crate) fn stored_type(tensor: &proto::TensorProto) -> Result<(DType, Vec<usize>), String> {
     let dtype = dtype_from_code(tensor.data_type)
-        .map_err(|found| format!("expected a supported dtype, found {found}"))?;
+        .map_err(|dtype| format!("expected a supported dtype, found {dtype}"))?;
     let shape: Option<Vec<usize>> = tensor.dims.iter().map(|&d| usize::try_from(d).ok()).collect();
     match shape {
         Some(shape) if shape.len() <= symmc_ir::dim::MAX_RANK => Ok((dtype, shape)),
@@ -148,9 +148,9 @@ impl TensorFiles {
     fn inline_part(&self, raw: &Bytes) -> Option<BackingSlice> {
         if let Some(own) = &self.own {
             let start = raw.as_ptr().addr().checked_sub(own.bytes().as_ptr().addr());
-            let range = start.and_then(|at| Some(at..at.checked_add(raw.len())?));
-            if let Some(part) = range.and_then(|range| BackingSlice::new(own.clone(), range)) {
-                return Some(part);
+            let range = start.and_then(|start| Some(start..start.checked_add(raw.len())?));
+            if let Some(slice) = range.and_then(|range| BackingSlice::new(own.clone(), range)) {
+                return Some(slice);
             }
         }
         BackingSlice::new(Arc::new(InlineBytes(raw.clone())), 0..raw.len())
@@ -265,7 +265,7 @@ fn tensor_over_part(dtype: DType, shape: &[usize], part: BackingSlice) -> Option
         return Tensor::from_backing(dtype, shape, part);
     }
     let copied = LazyCopy { from: part, copy: OnceLock::new(), bools };
-    BackingSlice::new(Arc::new(copied), 0..size).and_then(|part| Tensor::from_backing(dtype, shape, part))
+    BackingSlice::new(Arc::new(copied), 0..size).and_then(|slice| Tensor::from_backing(dtype, shape, slice))
 }
 
 fn typed_field_bytes(tensor: &proto::TensorProto, dtype: DType) -> Vec<u8> {

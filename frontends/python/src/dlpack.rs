@@ -156,8 +156,8 @@ impl ForeignTensor {
         let rank = usize::try_from(tensor.ndim)
             .map_err(|_| input_error(format!("{what}: it has {} axes", tensor.ndim)))?;
         // SAFETY: the protocol gives one number for each axis; without axes nothing is read.
-        let axis_numbers = |at: *mut i64| unsafe {
-            (rank > 0 && !at.is_null()).then(|| std::slice::from_raw_parts(at, rank))
+        let axis_numbers = |numbers: *mut i64| unsafe {
+            (rank > 0 && !numbers.is_null()).then(|| std::slice::from_raw_parts(numbers, rank))
         };
         let extents = axis_numbers(tensor.shape).unwrap_or_default();
         let shape: Result<Vec<usize>, _> = extents.iter().map(|&d| usize::try_from(d)).collect();

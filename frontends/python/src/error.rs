@@ -185,14 +185,14 @@ fn add_data_errors(module: &Bound<'_, PyModule>) -> PyResult<()> {
             "A step of a run rejects its data, for example an integer that is divided by zero.",
         ),
     ];
-    for (known, name, bases, doc) in classes {
+    for (cell, name, bases, doc) in classes {
         let attributes = PyDict::new(py);
         attributes.set_item("__module__", "symmc")?;
         attributes.set_item("__doc__", doc)?;
         let class = py.get_type::<PyType>().call1((name, bases, attributes))?.cast_into::<PyType>()?;
         module.add(name, &class)?;
         // The module is created once in a process.
-        let _ = known.set(py, class.unbind());
+        let _ = cell.set(py, class.unbind());
     }
     Ok(())
 }

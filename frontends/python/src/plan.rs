@@ -127,15 +127,15 @@ pub fn compile(
             "ranks: the program does not fix the number of ranks: expected the number, found None",
         ));
     }
-    if let Some(given) = buckets {
-        config = config.with_buckets(read_buckets(&given, program)?);
+    if let Some(ranges) = buckets {
+        config = config.with_buckets(read_buckets(&ranges, program)?);
     }
     config = config.with_bind(match bind {
         None | Some(BoundArguments::All(false)) => ArgumentBinding::None,
         Some(BoundArguments::All(true)) => ArgumentBinding::All,
         Some(BoundArguments::Named(names)) => ArgumentBinding::Named(names),
     });
-    config = config.with_variants(variants.map(|given| read_variants(&given)).transpose()?);
+    config = config.with_variants(variants.map(|names| read_variants(&names)).transpose()?);
     if let Some(name) = order {
         config = config.with_order(read_order(&name)?);
     }
@@ -337,12 +337,18 @@ impl Plan {
         for bucket in &self.0.buckets {
             let bounds = bucket.symbols.iter().map(|(name, [least, most])| (name.clone(), (*least, *most)));
             let symbols: IndexMap<String, (i64, i64)> = bounds.collect();
-            choices.extend(bucket.decisions.iter().map(|decision| Choice {
-                collective: decision.collective.clone(),
-                symbols: symbols.clone(),
-                nbytes: decision.bytes,
-                chosen: decision.chosen.clone(),
-                estimates: decision.alternatives.iter().map(|way| (way.name.clone(), way.us)).collect(),
+            choices.extend(bucket.decisions.iter().map(|decision| {
+                Choice {
+                    collective: decision.collective.clone(),
+                    symbols: symbols.clone(),
+                    nbytes: decision.bytes,
+                    chosen: decision.chosen.clone(),
+                    estimates: decision
+                        .alternatives
+                        .iter()
+                        .map(|alternative| (alternative.name.clone(), alternative.us))
+                        .collect(),
+                }
             }));
         }
         choices

@@ -228,8 +228,8 @@ impl Session {
         let start = Instant::now();
         loop {
             let remaining = limit.map(|limit| limit.saturating_sub(start.elapsed()));
-            let interval = remaining.map_or(POLL_INTERVAL, |left| left.min(POLL_INTERVAL));
-            let is_last = remaining.is_some_and(|left| left <= POLL_INTERVAL);
+            let interval = remaining.map_or(POLL_INTERVAL, |time| time.min(POLL_INTERVAL));
+            let is_last = remaining.is_some_and(|time| time <= POLL_INTERVAL);
             let ended = self.with_session(py, |open| {
                 if open.session.poll()? {
                     return Ok(true);

@@ -92,7 +92,7 @@ impl RecordedNames {
         };
         for name in file.names() {
             let (kind, rest) = split_tensor_name(&name, ranks).unwrap_or_default();
-            let (known, list) = match (kind, parse_index(rest)) {
+            let (is_expected, list) = match (kind, parse_index(rest)) {
                 ("out", Some(i)) if i < returned => {
                     out.outputs.insert(name);
                     continue;
@@ -102,7 +102,7 @@ impl RecordedNames {
                 ("w", _) => (is_weight(rest), &mut out.unused),
                 _ => (false, &mut out.unrecognized),
             };
-            if !known {
+            if !is_expected {
                 list.push(name);
             }
         }
@@ -177,13 +177,13 @@ fn format_names(names: &[&String]) -> String {
             None => entries.push((*name).clone()),
         }
     }
-    for (rest, mut of) in ranks {
-        of.sort_unstable();
-        match (of.first(), of.last()) {
-            (Some(first), Some(last)) if last - first + 1 == of.len() && first != last => {
+    for (rest, mut ranks_of_name) in ranks {
+        ranks_of_name.sort_unstable();
+        match (ranks_of_name.first(), ranks_of_name.last()) {
+            (Some(first), Some(last)) if last - first + 1 == ranks_of_name.len() && first != last => {
                 entries.push(format!("rank{first}..{last}.{rest}"));
             }
-            _ => entries.extend(of.iter().map(|r| format!("rank{r}.{rest}"))),
+            _ => entries.extend(ranks_of_name.iter().map(|r| format!("rank{r}.{rest}"))),
         }
     }
     let omitted = entries.len().saturating_sub(NAMED);

@@ -190,21 +190,22 @@ mod tests {
         let config = sizes();
         let quiet = measure(&config, &|_, _| 1.0);
         for outlier in ["copy", "plain", "one_shot"] {
-            for &at in &config.bytes {
+            for &size in &config.bytes {
                 for factor in [2.6, 30.0, 0.1] {
                     let rounds = RefCell::new(Vec::new());
-                    let found = measure_steadily(&config, &|config| {
+                    let measured = measure_steadily(&config, &|config| {
                         rounds.borrow_mut().push(config.bytes.clone());
                         let is_first = rounds.borrow().len() == 1;
-                        let is_outlier = |variant: &str, bytes| is_first && variant == outlier && bytes == at;
+                        let is_outlier =
+                            |variant: &str, bytes| is_first && variant == outlier && bytes == size;
                         Ok(measure(config, &|variant, bytes| {
                             if is_outlier(variant, bytes) { factor } else { 1.0 }
                         }))
                     });
-                    assert_eq!(found.expect("measurements"), quiet, "{outlier} {at} {factor}");
+                    assert_eq!(measured.expect("measurements"), quiet, "{outlier} {size} {factor}");
                     let rounds = rounds.into_inner();
-                    assert_eq!(rounds.len(), 3, "{outlier} {at} {factor}");
-                    assert!(rounds[1].contains(&at) && rounds[1].len() <= 3, "{:?}", rounds[1]);
+                    assert_eq!(rounds.len(), 3, "{outlier} {size} {factor}");
+                    assert!(rounds[1].contains(&size) && rounds[1].len() <= 3, "{:?}", rounds[1]);
                 }
             }
         }
@@ -221,11 +222,11 @@ mod tests {
                 Some(step) => measure(config, step),
                 None => measure(config, &|_, bytes| if bytes % 3 == 1 { 1.1 } else { 1.0 }),
             };
-            let found = measure_steadily(&config, &|config| {
+            let measured = measure_steadily(&config, &|config| {
                 rounds.set(rounds.get() + 1);
                 Ok(with_noise(config))
             });
-            assert_eq!(found.expect("measurements"), with_noise(&config));
+            assert_eq!(measured.expect("measurements"), with_noise(&config));
             assert_eq!(rounds.get(), expected);
         }
     }
@@ -234,17 +235,17 @@ mod tests {
     #[test]
     fn failures_of_repeated_cases_stay() {
         let rounds = Cell::new(0);
-        let found = measure_steadily(&sizes(), &|config| {
+        let measured = measure_steadily(&sizes(), &|config| {
             rounds.set(rounds.get() + 1);
-            let mut all =
+            let mut measurements =
                 measure(config, &|_, bytes| if bytes == 4096 && rounds.get() == 1 { 9.0 } else { 1.0 });
             if rounds.get() == 3 {
-                all[1].collectives[0].failed = Some("wrong".into());
+                measurements[1].collectives[0].failed = Some("wrong".into());
             }
-            Ok(all)
+            Ok(measurements)
         });
-        let found = found.expect("measurements");
-        let failed: Vec<_> = found[1].collectives.iter().filter(|case| case.failed.is_some()).collect();
+        let measured = measured.expect("measurements");
+        let failed: Vec<_> = measured[1].collectives.iter().filter(|case| case.failed.is_some()).collect();
         assert!(matches!(failed[..], [case] if case.bytes <= 4096), "{failed:?}");
     }
 

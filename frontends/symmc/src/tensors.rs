@@ -70,7 +70,7 @@ impl TensorFile {
     fn from_mapping(path: &Path, map: MappedFile) -> Result<Self, Error> {
         let (start, header) = read_header(&map).map_err(|e| match e {
             HeaderError::Io(cause) => Error::io(path, cause),
-            HeaderError::Format(found) => Error::format(path, format!("not a safetensors file: {found}")),
+            HeaderError::Format(reason) => Error::format(path, format!("not a safetensors file: {reason}")),
         })?;
         let mut ranks = 0;
         let mut inputs = false;
@@ -178,7 +178,7 @@ impl TensorFile {
         let range = self.start + from..self.start + to;
         let tensor = if range.start.is_multiple_of(dtype.size()) {
             BackingSlice::new(self.map.clone(), range)
-                .and_then(|part| Tensor::from_backing(dtype, info.shape.as_slice(), part))
+                .and_then(|slice| Tensor::from_backing(dtype, info.shape.as_slice(), slice))
         } else {
             // Elements that are not aligned are read from a copy.
             let mut data = vec![0; range.len()];

@@ -194,27 +194,27 @@ impl ProfileTuner<'_> {
         let bytes =
             COLLECTIVE_BYTES.min(if variant == CollectiveVariant::Ll { max_bytes } else { COLLECTIVE_BYTES });
         let estimate = |exit| self.profile.estimate_collective(kind, variant, Some(exit), bytes, self.ranks);
-        let (Some(kept), Some(dropped)) = (estimate(true), estimate(false).or(estimate(true))) else {
+        let (Some(kept_us), Some(dropped_us)) = (estimate(true), estimate(false).or(estimate(true))) else {
             return Err(Error::new(ErrorKind::Unsupported, "the profile has no curve".to_string()));
         };
         // The last collective of a run keeps its exit barrier. The products cover the collective at the rate that is assumed
         // without measurements, twice.
-        let covering = ((kept * 10.0 / product).ceil() as usize + 1).min(MAX_OPS_PER_PARTNER);
+        let covering = ((kept_us * 10.0 / product).ceil() as usize + 1).min(MAX_OPS_PER_PARTNER);
         // The kernel of the step at the end.
         let kernel = self.profile.throughput.map_or(0.0, |t| t.kernel_us);
-        let (both, planned) =
+        let (total_us, planned) =
             self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [1, covering]))?;
         self.check_lanes(&planned)?;
-        let compute_share = ((both - kernel - product * covering as f64) / kept).clamp(0.0, 1.0);
-        let many = ((product * 3.0 / dropped).ceil() as usize + 1).min(MAX_OPS_PER_PARTNER);
-        let (both, planned) =
+        let compute_share = ((total_us - kernel - product * covering as f64) / kept_us).clamp(0.0, 1.0);
+        let many = ((product * 3.0 / dropped_us).ceil() as usize + 1).min(MAX_OPS_PER_PARTNER);
+        let (total_us, planned) =
             self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [many, 1]))?;
         self.check_lanes(&planned)?;
         // Collectives of one program may take other times than the curves, whose collectives follow one another on the same
         // bytes.
         let (without, _) =
             self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [many, 0]))?;
-        let longer = both - without;
+        let longer = total_us - without;
         let rate = (product - longer) / (product - longer * compute_share);
         let rate = if rate.is_finite() { rate.clamp(0.05, 1.0) } else { 1.0 };
         Ok(ContentionMeasurement {

@@ -270,7 +270,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     fn tensor_value(&self, name: &str) -> EmitResult {
         match self.parts.as_ref().and_then(|parts| parts.get(name)) {
-            Some(part) => Ok(*part),
+            Some(value) => Ok(*value),
             None => self.lowering.scope.value(name).map_err(RuleFailure::Invalid),
         }
     }
@@ -281,7 +281,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
         }
         let Some(arg) = self.get(name) else { return Ok(None) };
         match self.element_tensor(arg) {
-            Some(found) => found.map(Some),
+            Some(value) => value.map(Some),
             None => self.fail_argument_kind(name, "a tensor", arg),
         }
     }
@@ -299,7 +299,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             return fail_invalid("expected a tensor as first argument, found none".into());
         };
         match self.element_tensor(arg) {
-            Some(found) => found,
+            Some(value) => value,
             None => self.fail_argument_kind("argument 0", "a tensor", arg),
         }
     }
@@ -332,8 +332,8 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     pub fn opt_operand(&mut self, name: &str) -> RuleResult<Option<CallOperand>> {
         let Some(arg) = self.get(name) else { return Ok(self.override_value(name).map(CallOperand::Tensor)) };
-        if let Some(found) = self.element_tensor(arg) {
-            return Ok(Some(CallOperand::Tensor(found?)));
+        if let Some(value) = self.element_tensor(arg) {
+            return Ok(Some(CallOperand::Tensor(value?)));
         }
         Ok(Some(match arg {
             Argument::ByRank(b) => CallOperand::Tensor(self.per_rank_input(b)?),
@@ -443,7 +443,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             None => Ok(None),
             Some(Argument::ScalarType(code)) => match self.dtype_from_code(*code) {
                 Ok(d) => Ok(Some(d)),
-                Err(found) => fail_invalid(format!("expected a supported dtype as `{name}`, found {found}")),
+                Err(dtype) => fail_invalid(format!("expected a supported dtype as `{name}`, found {dtype}")),
             },
             Some(other) => self.fail_argument_kind(name, "a dtype", other),
         }

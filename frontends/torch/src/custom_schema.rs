@@ -99,11 +99,11 @@ impl DeclaredOp {
         let (op, overload) = op.split_once('.').unwrap_or((op, "default"));
         let mut written = Vec::new();
         let mut declared = Vec::new();
-        for part in split_items(arguments)? {
-            if part == "*" {
+        for item in split_items(arguments)? {
+            if item == "*" {
                 continue;
             }
-            let argument = DeclaredArgument::parse(part)?;
+            let argument = DeclaredArgument::parse(item)?;
             if let Some(alias) = alias(&argument.ty)
                 && alias.contains('!')
             {
@@ -127,16 +127,16 @@ fn parse_results(text: &str, written: &[(String, String)]) -> Result<(usize, Vec
     let inner = text.strip_prefix('(').and_then(|t| t.strip_suffix(')'));
     let mut own_count = 0;
     let mut returned = Vec::new();
-    for part in split_items(inner.unwrap_or(text))? {
-        match alias(part) {
-            None => own_count += usize::from(part.starts_with("Tensor")),
+    for item in split_items(inner.unwrap_or(text))? {
+        match alias(item) {
+            None => own_count += usize::from(item.starts_with("Tensor")),
             Some(alias) if alias.contains('!') => {
                 let argument = written.iter().find(|(a, _)| a == alias).map(|(_, name)| name.clone());
                 returned.push(argument.ok_or_else(|| format!("expected an argument ({alias}), found none"))?);
             }
             Some(_) => {
                 return Err(format!(
-                    "expected results that are new tensors or written arguments, found `{part}`"
+                    "expected results that are new tensors or written arguments, found `{item}`"
                 ));
             }
         }
@@ -161,12 +161,12 @@ fn alias(ty: &str) -> Option<&str> {
 fn split_at_arrow(text: &str) -> Result<Option<(&str, &str)>, String> {
     let mut depth = 0i32;
     let mut arrow = None;
-    for (at, c) in unquoted(text)? {
+    for (position, c) in unquoted(text)? {
         match c {
             '(' | '[' => depth += 1,
             ')' | ']' => depth -= 1,
-            '-' if text.get(at..).is_some_and(|rest| rest.starts_with("->")) => {
-                arrow = Some(at);
+            '-' if text.get(position..).is_some_and(|rest| rest.starts_with("->")) => {
+                arrow = Some(position);
                 if depth == 0 {
                     break;
                 }
@@ -174,16 +174,16 @@ fn split_at_arrow(text: &str) -> Result<Option<(&str, &str)>, String> {
             _ => {}
         }
     }
-    let sides = arrow.and_then(|at| Some((text.get(..at)?, text.get(at + 2..)?)));
+    let sides = arrow.and_then(|position| Some((text.get(..position)?, text.get(position + 2..)?)));
     Ok(sides)
 }
 
 /// The parts before and after the first `==` outside of strings.
 fn split_at_accepted(text: &str) -> Result<Option<(&str, &str)>, String> {
     let outside = unquoted(text)?;
-    let mut starts = outside.into_iter().map(|(at, _)| at);
-    let position = starts.find(|at| text.get(*at..).is_some_and(|rest| rest.starts_with("==")));
-    Ok(position.and_then(|at| Some((text.get(..at)?, text.get(at + 2..)?))))
+    let mut starts = outside.into_iter().map(|(start, _)| start);
+    let position = starts.find(|start| text.get(*start..).is_some_and(|rest| rest.starts_with("==")));
+    Ok(position.and_then(|start| Some((text.get(..start)?, text.get(start + 2..)?))))
 }
 
 #[cfg(test)]

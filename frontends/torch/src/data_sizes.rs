@@ -215,7 +215,7 @@ impl DataSizes {
         if id.index() < self.fixed {
             return;
         }
-        let smaller = self.limits.get(&id).is_some_and(|known| known.provably_le(limit, &self.all));
+        let smaller = self.limits.get(&id).is_some_and(|current| current.provably_le(limit, &self.all));
         if !smaller {
             self.limits.insert(id, limit.clone());
         }

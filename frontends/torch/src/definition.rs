@@ -118,13 +118,13 @@ fn split_text(text: &str, arguments: &[DeclaredArgument]) -> Result<Vec<TextPiec
     for (number, line) in text.split_inclusive('\n').enumerate() {
         let states_group = line.trim_start().starts_with("group");
         let mut remaining = line;
-        while let Some(at) = find_placeholder(remaining) {
-            let (before, found) = remaining.split_at_checked(at).unwrap_or((remaining, ""));
+        while let Some(start) = find_placeholder(remaining) {
+            let (before, from_placeholder) = remaining.split_at_checked(start).unwrap_or((remaining, ""));
             pieces.push(TextPiece::Text(before.to_string()));
-            let (placeholder, length) = read_placeholder(found, arguments, states_group)
+            let (placeholder, length) = read_placeholder(from_placeholder, arguments, states_group)
                 .map_err(|message| format!("line {}: {message}", number + 1))?;
             pieces.push(TextPiece::Placeholder(placeholder));
-            remaining = found.get(length..).unwrap_or("");
+            remaining = from_placeholder.get(length..).unwrap_or("");
         }
         pieces.push(TextPiece::Text(remaining.to_string()));
     }
@@ -135,13 +135,15 @@ fn split_text(text: &str, arguments: &[DeclaredArgument]) -> Result<Vec<TextPiec
 fn find_placeholder(line: &str) -> Option<usize> {
     let mut in_string = false;
     let mut escaped = false;
-    for (at, c) in line.char_indices() {
+    for (position, c) in line.char_indices() {
         match c {
             _ if escaped => escaped = false,
             '\\' if in_string => escaped = true,
             '"' => in_string = !in_string,
-            '/' if !in_string && line.get(at..).is_some_and(|rest| rest.starts_with("//")) => return None,
-            '$' if !in_string => return Some(at),
+            '/' if !in_string && line.get(position..).is_some_and(|rest| rest.starts_with("//")) => {
+                return None;
+            }
+            '$' if !in_string => return Some(position),
             _ => {}
         }
     }
@@ -204,7 +206,7 @@ impl OpDefinitions {
             let definition = OpDefinition::read(text)?;
             by_target.entry(definition.declared.target.clone()).or_default().push(definition);
         }
-        let by_target = by_target.into_iter().map(|(target, all)| (target, Arc::new(all)));
+        let by_target = by_target.into_iter().map(|(target, definitions)| (target, Arc::new(definitions)));
         Ok(OpDefinitions { by_target: by_target.collect() })
     }
 
@@ -214,13 +216,16 @@ impl OpDefinitions {
     }
 
     pub fn declared_ops(&self) -> impl Iterator<Item = &DeclaredOp> {
-        self.by_target.values().flat_map(|all| all.iter()).map(|definition| &definition.declared)
+        self.by_target
+            .values()
+            .flat_map(|definitions| definitions.iter())
+            .map(|definition| &definition.declared)
     }
 
     /// The groups that a call of a defined op names.
     pub fn group_names<'n>(&self, target: &str, node: &'n ExportedNode<'_>) -> Vec<String> {
         let mut names = Vec::new();
-        let definitions = self.find(target).map_or(&[][..], |all| all.as_slice());
+        let definitions = self.find(target).map_or(&[][..], |definitions| definitions.as_slice());
         for definition in definitions {
             for argument in definition.declared.arguments.iter().filter(|a| definition.is_group(&a.name)) {
                 let passed: Option<&'n Argument<'_>> =

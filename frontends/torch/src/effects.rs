@@ -297,14 +297,14 @@ impl EffectAnalysis {
     }
 }
 
-fn collect_targets<'a>(graph: &'a ExportedGraph<'_>, found: &mut HashSet<&'a str>) {
+fn collect_targets<'a>(graph: &'a ExportedGraph<'_>, targets: &mut HashSet<&'a str>) {
     for node in &graph.nodes {
-        found.insert(bare_target(&node.target));
+        targets.insert(bare_target(&node.target));
         for input in &node.inputs {
             match &input.arg {
-                Argument::Graph(g) => collect_targets(g, found),
+                Argument::Graph(g) => collect_targets(g, targets),
                 Argument::Operator(op) => {
-                    found.insert(bare_target(op));
+                    targets.insert(bare_target(op));
                 }
                 _ => {}
             }

@@ -77,7 +77,7 @@ pub(crate) fn lower_by_definition(
     }
     match mismatches.as_slice() {
         [one] => invalid(format!("the definition does not accept the call: {one}")),
-        all => invalid(format!("no definition accepts the call: {}", all.join("; "))),
+        refusals => invalid(format!("no definition accepts the call: {}", refusals.join("; "))),
     }
 }
 
@@ -98,7 +98,7 @@ fn read_argument(c: &OpCall<'_, '_>, argument: &DeclaredArgument) -> RuleResult<
             None => invalid(format!("expected a tensor as `{name}`, found none")),
         };
     }
-    let Some(given) = c.stated_argument(name) else {
+    let Some(argument_value) = c.stated_argument(name) else {
         return match &argument.default {
             Some(default) => Ok(CallValue::Literal(default.clone())),
             None => invalid(format!(
@@ -106,9 +106,9 @@ fn read_argument(c: &OpCall<'_, '_>, argument: &DeclaredArgument) -> RuleResult<
             )),
         };
     };
-    let value = match given {
+    let value = match argument_value {
         Argument::SymInt(_) => {
-            let dim = c.dim_from_argument(name, given)?;
+            let dim = c.dim_from_argument(name, argument_value)?;
             dim.as_const().map_or(CallValue::Dim(dim), |i| CallValue::Literal(Literal::Int(i)))
         }
         Argument::ByRank(by_rank) => {
@@ -131,7 +131,7 @@ fn read_argument(c: &OpCall<'_, '_>, argument: &DeclaredArgument) -> RuleResult<
     if fits {
         return Ok(value);
     }
-    invalid(format!("expected `{name}` of the type {}, found {}", argument.ty, given.describe()))
+    invalid(format!("expected `{name}` of the type {}, found {}", argument.ty, argument_value.describe()))
 }
 
 /// The program of a definition with the values of a call.
@@ -289,11 +289,11 @@ impl Expansion<'_> {
 
     /// Determines symbols that are extents alone.
     fn bind_extents(&mut self, ty: &TensorType, shape: &[Dim]) {
-        for (dim, found) in ty.shape.iter().zip(shape) {
+        for (dim, extent) in ty.shape.iter().zip(shape) {
             if let &[symbol] = dim.symbols().as_slice()
                 && *dim == Dim::from(symbol)
             {
-                self.symbols.entry(symbol).or_insert_with(|| found.clone());
+                self.symbols.entry(symbol).or_insert_with(|| extent.clone());
             }
         }
     }
@@ -359,8 +359,8 @@ fn check_supported(
     }
     let program = c.lowering.builder.graph().ranks;
     match (graph.ranks, program) {
-        (Some(expected), Some(found)) if expected != found => {
-            invalid(format!("the definition is for {expected} ranks, the program has {found}"))
+        (Some(expected), Some(ranks)) if expected != ranks => {
+            invalid(format!("the definition is for {expected} ranks, the program has {ranks}"))
         }
         (Some(expected), None) => invalid(format!(
             "the definition is for {expected} ranks, and the program does not fix the number of ranks"
@@ -525,9 +525,9 @@ fn map_customs(c: &mut OpCall<'_, '_>, graph: &Graph, groups: &[GroupId]) -> Rul
         let mut custom = custom.clone();
         custom.group = custom.group.and_then(|g| groups.get(Entity::index(g)).copied());
         let program = c.lowering.builder.graph_mut();
-        match program.customs.values().find(|known| known.name == custom.name) {
+        match program.customs.values().find(|existing| existing.name == custom.name) {
             None => drop(program.customs.push(custom)),
-            Some(known) if *known == custom => {}
+            Some(existing) if *existing == custom => {}
             Some(_) => {
                 return invalid(format!(
                     "two definitions declare the custom op {:?} in different ways",

@@ -157,11 +157,11 @@ fn collect_group_uses(
 }
 
 /// The error for a number of archives that is not the caller's number of ranks.
-pub(crate) fn rank_count_mismatch(asked: u32, archives: u32) -> ImportError {
+pub(crate) fn rank_count_mismatch(requested: u32, archives: u32) -> ImportError {
     ImportError::Ranks {
         what: "the program".into(),
         first: "the caller".into(),
-        first_ranks: asked,
+        first_ranks: requested,
         second: "the number of archives".into(),
         second_ranks: archives,
         hint: String::new(),
@@ -169,13 +169,13 @@ pub(crate) fn rank_count_mismatch(asked: u32, archives: u32) -> ImportError {
 }
 
 fn merge_rank_count(
-    known: &mut Option<RankCountSource>,
+    count: &mut Option<RankCountSource>,
     what: &str,
     new: RankCountSource,
     hint: &str,
 ) -> Result<()> {
-    match known {
-        None => *known = Some(new),
+    match count {
+        None => *count = Some(new),
         Some(old) if old.ranks == new.ranks => {}
         Some(old) => {
             return Err(ImportError::Ranks {

@@ -108,7 +108,7 @@ fn tensor_slots<'p>(c: &OpCall<'_, 'p>, arguments: &[String]) -> Vec<Option<&'p 
     let mut slots = Vec::with_capacity(arguments.len());
     for argument in arguments {
         match c.get(argument) {
-            Some(given) => slots.extend(tensor_names(given).into_iter().map(Some)),
+            Some(argument) => slots.extend(tensor_names(argument).into_iter().map(Some)),
             None => slots.push(None),
         }
     }

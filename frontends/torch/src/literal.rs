@@ -153,14 +153,14 @@ pub(crate) fn unquoted(text: &str) -> Result<Vec<(usize, char)>, String> {
     let mut outside = Vec::with_capacity(text.len());
     let mut open: Option<char> = None;
     let mut is_escaped = false;
-    for (at, c) in text.char_indices() {
+    for (position, c) in text.char_indices() {
         match open {
             Some(_) if is_escaped => is_escaped = false,
             Some(_) if c == '\\' => is_escaped = true,
             Some(quote) if c == quote => open = None,
             Some(_) => {}
             None if matches!(c, '"' | '\'') => open = Some(c),
-            None => outside.push((at, c)),
+            None => outside.push((position, c)),
         }
     }
     match open {

@@ -123,7 +123,7 @@ impl<'p> ImportLowering<'p> {
             return Err(error(format!("expected the strided layout, found layout {}", meta.layout)));
         }
         let dtype = resolve_dtype(meta.dtype)
-            .map_err(|found| error(format!("expected a supported dtype, found {found}")))?;
+            .map_err(|dtype| error(format!("expected a supported dtype, found {dtype}")))?;
         let shape =
             meta.sizes.iter().map(|s| self.symbols.resolve_capacity(s)).collect::<Result<Vec<Dim>, _>>()?;
         symmc_ir::dim::check_shape_complexity(&shape).map_err(error)?;
@@ -206,17 +206,17 @@ impl<'p> ImportLowering<'p> {
             }
         }
         match (declared, self.packed.rows(value)) {
-            (Some(declared), Some(found)) if declared == *found => Ok(()),
+            (Some(declared), Some(rows)) if declared == *rows => Ok(()),
             (Some(declared), None) if packed_rows::creates_rows(&node.target) => {
                 self.packed.set(value, declared);
                 Ok(())
             }
             // The result has all rows of the operand, those after the rows of the program as well.
             (Some(_), None) if packed_rows::op_of(&node.target) == "symmc.whole_rows" => Ok(()),
-            (Some(declared), found) => {
+            (Some(declared), rows) => {
                 let expected = self.symbols.data.display(&declared.length);
                 let axis = declared.axis;
-                let actual = match found {
+                let actual = match rows {
                     Some(rows) => {
                         format!("`{}` along axis {}", self.symbols.data.display(&rows.length), rows.axis)
                     }
@@ -227,10 +227,10 @@ impl<'p> ImportLowering<'p> {
                      not support: expected `{expected}`, found {actual}"
                 )))
             }
-            (None, Some(found)) => {
-                let rows = self.symbols.data.display(&found.length);
+            (None, Some(rows)) => {
+                let row_text = self.symbols.data.display(&rows.length);
                 Err(RuleFailure::Invalid(format!(
-                    "expected fixed extents of `{name}`, found `{rows}` rows, which depend on data"
+                    "expected fixed extents of `{name}`, found `{row_text}` rows, which depend on data"
                 )))
             }
             (None, None) => Ok(()),

@@ -261,19 +261,19 @@ fn group_cells(
     group_names: &[Vec<String>],
 ) -> Result<IndexMap<String, Vec<Vec<u32>>>> {
     let mut groups: IndexMap<String, Vec<Vec<u32>>> = IndexMap::new();
-    for (at, name) in collect_arguments(first, group_argument).into_iter().enumerate() {
+    for (index, name) in collect_arguments(first, group_argument).into_iter().enumerate() {
         let mut cells: IndexMap<&str, Vec<u32>> = IndexMap::new();
         for (rank, names) in group_names.iter().enumerate() {
-            if let Some(name) = names.get(at) {
+            if let Some(name) = names.get(index) {
                 cells.entry(name).or_default().push(rank as u32);
             }
         }
         let cells: Vec<Vec<u32>> = cells.into_values().collect();
         match groups.get(&name) {
-            Some(known) if *known != cells => {
+            Some(existing) if *existing != cells => {
                 return Err(ImportError::Group {
                     group: name,
-                    message: format!("the names that the ranks use imply both {known:?} and {cells:?}"),
+                    message: format!("the names that the ranks use imply both {existing:?} and {cells:?}"),
                 });
             }
             Some(_) => {}
@@ -408,7 +408,7 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
         if next_node.is_none() && other_next_node.is_none() {
             return Ok(());
         }
-        let last_common = common_count.checked_sub(1).and_then(|at| a.nodes.get(at));
+        let last_common = common_count.checked_sub(1).and_then(|i| a.nodes.get(i));
         let location =
             last_common.map_or("the first node".to_string(), |n| format!("after node `{}`", n.name()));
         difference_error(location, describe_node(next_node), describe_node(other_next_node))
@@ -527,7 +527,7 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
 
     /// Whether a name in the first program and a name in the other mean the same value.
     fn are_matched(&self, first: &str, other: &str) -> bool {
-        self.values.get(other).is_some_and(|known| *known == first)
+        self.values.get(other).is_some_and(|matched| *matched == first)
     }
 
     fn compare_wrapped_graphs(

@@ -177,11 +177,11 @@ impl DtypeRequirement {
             Same(names) => {
                 let mut arguments = names.iter().flat_map(|name| argument_dtypes(call, name));
                 let (first, dtype) = arguments.next()?;
-                let (name, found) = arguments.find(|(_, found)| *found != dtype)?;
+                let (name, actual) = arguments.find(|(_, actual)| *actual != dtype)?;
                 Some(if first == name {
-                    format!("expected tensors of the same dtype as `{name}`, found {dtype} and {found}")
+                    format!("expected tensors of the same dtype as `{name}`, found {dtype} and {actual}")
                 } else {
-                    format!("expected `{name}` to have the dtype of `{first}`, {dtype}, found {found}")
+                    format!("expected `{name}` to have the dtype of `{first}`, {dtype}, found {actual}")
                 })
             }
             SameOrF32(first, others) => {
@@ -189,33 +189,34 @@ impl DtypeRequirement {
                 let arguments: Vec<(&str, DType)> =
                     others.iter().flat_map(|name| argument_dtypes(call, name)).collect();
                 let is_narrow = matches!(dtype, F16 | BF16);
-                if is_narrow && arguments.iter().all(|(_, found)| *found == F32) {
+                if is_narrow && arguments.iter().all(|(_, actual)| *actual == F32) {
                     return None;
                 }
-                let (name, found) = arguments.into_iter().find(|(_, found)| *found != dtype)?;
+                let (name, actual) = arguments.into_iter().find(|(_, actual)| *actual != dtype)?;
                 let wide = if is_narrow { " or f32" } else { "" };
                 Some(format!(
-                    "expected `{name}` to have the dtype of `{first}`, {dtype}{wide}, found {found}"
+                    "expected `{name}` to have the dtype of `{first}`, {dtype}{wide}, found {actual}"
                 ))
             }
             OneOf(name, dtypes) => {
-                let (name, found) =
-                    argument_dtypes(call, name).into_iter().find(|(_, found)| !dtypes.contains(found))?;
+                let (name, actual) =
+                    argument_dtypes(call, name).into_iter().find(|(_, actual)| !dtypes.contains(actual))?;
                 let accepted: Vec<String> = dtypes.iter().map(DType::to_string).collect();
-                Some(format!("expected a tensor of {} as `{name}`, found {found}", accepted.join(", ")))
+                Some(format!("expected a tensor of {} as `{name}`, found {actual}", accepted.join(", ")))
             }
             NoBool(names) => {
                 let mut arguments = names.iter().flat_map(|name| argument_dtypes(call, name));
-                let (name, _) = arguments.find(|(_, found)| *found == Bool)?;
+                let (name, _) = arguments.find(|(_, actual)| *actual == Bool)?;
                 Some(format!("expected numbers as `{name}`, found bools, which cannot be subtracted"))
             }
             SomeFloat(names) => {
                 let arguments: Vec<(&str, DType)> =
                     names.iter().flat_map(|name| argument_dtypes(call, name)).collect();
-                let is_whole = !arguments.is_empty() && arguments.iter().all(|(_, found)| !found.is_float());
-                let (name, found) = *arguments.first().filter(|_| is_whole)?;
+                let is_whole =
+                    !arguments.is_empty() && arguments.iter().all(|(_, actual)| !actual.is_float());
+                let (name, actual) = *arguments.first().filter(|_| is_whole)?;
                 Some(format!(
-                    "expected a floating-point dtype among {}, found {found} as `{name}`",
+                    "expected a floating-point dtype among {}, found {actual} as `{name}`",
                     names.join(", ")
                 ))
             }

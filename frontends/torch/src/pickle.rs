@@ -235,7 +235,7 @@ impl Pickle {
     /// An attribute of a state: a dict of attributes, or a tuple of them.
     fn attribute(&self, state: ValueIndex, name: &str) -> Option<ValueIndex> {
         let dicts = match self.value(state) {
-            PickleValue::Sequence(parts) => parts.clone(),
+            PickleValue::Sequence(items) => items.clone(),
             _ => vec![state],
         };
         dicts.into_iter().find_map(|dict| match self.value(dict) {

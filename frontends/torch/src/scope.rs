@@ -59,7 +59,7 @@ impl<'p> NameScope<'p> {
 
     /// Whether anything after the current node reads a name.
     pub fn is_read_later(&self, name: &str) -> bool {
-        self.last_read.get(name).is_some_and(|&at| at > self.position)
+        self.last_read.get(name).is_some_and(|&position| position > self.position)
     }
 
     /// Binds a name. Fails if the name is already bound, or is not an identifier.

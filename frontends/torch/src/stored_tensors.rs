@@ -190,7 +190,7 @@ impl StorageRegion {
         let component = dtype::complex_component_dtype(meta.dtype);
         let dtype = component
             .map_or_else(|| dtype::from_schema(meta.dtype), Ok)
-            .map_err(|found| stored_error(name, "a supported dtype", found))?;
+            .map_err(|dtype| stored_error(name, "a supported dtype", dtype))?;
         let sizes = meta.sizes.iter().map(|e| known_number(name, "extent", e));
         let mut shape = sizes.collect::<Result<Vec<_>, _>>()?;
         let strides = meta.strides.iter().map(|e| known_number(name, "stride", e));

@@ -93,7 +93,7 @@ fn report_saved_plan(args: &PlanArgs) -> Result<ExitCode> {
         ("--orders", args.orders),
         ("--timing", args.timing),
     ];
-    let other_options = other_options.into_iter().filter(|(_, given)| *given).map(|(option, _)| option);
+    let other_options = other_options.into_iter().filter(|(_, is_given)| *is_given).map(|(option, _)| option);
     let options = args.program.provided_options().chain(compile_options).chain(other_options);
     load::refuse_program_options(path, options)?;
     let plan = load::open_plan(&args.program)?;

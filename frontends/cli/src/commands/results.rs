@@ -68,10 +68,10 @@ fn summarize_tensor(tensor: &Tensor) -> String {
         }
         finite += 1;
         sum += x;
-        if min_index.is_none_or(|at| x < tensor.get_f64(at)) {
+        if min_index.is_none_or(|index| x < tensor.get_f64(index)) {
             min_index = Some(i);
         }
-        if max_index.is_none_or(|at| x > tensor.get_f64(at)) {
+        if max_index.is_none_or(|index| x > tensor.get_f64(index)) {
             max_index = Some(i);
         }
     }
@@ -133,7 +133,7 @@ impl ComparedOutput<'_> {
     fn comparison_line(&self, c: &TensorComparison) -> String {
         let tolerance = self.tolerance;
         match (c.agrees(), &c.type_mismatch) {
-            (_, Some(what)) => format!("FAILED: {what}"),
+            (_, Some(reason)) => format!("FAILED: {reason}"),
             (false, None) => format!("FAILED: {c} (allowed {tolerance})"),
             (true, None) if c.is_equal() => c.to_string(),
             (true, None) => format!("{c} (allowed {tolerance})"),
@@ -159,9 +159,9 @@ pub fn compare_outputs(
     // Noise only widens default tolerances, and only the interpreter can run with noise.
     let has_noise = reference.with == CompareMode::Interpreter && reference.tolerances.are_default();
     let mut compared = Vec::new();
-    for (rank, found) in ranks.zip(outputs) {
+    for (rank, actual) in ranks.zip(outputs) {
         let Some(expected) = reference.expected.get(rank) else { continue };
-        let outputs = found.iter().zip(expected).zip(reference.histories).enumerate();
+        let outputs = actual.iter().zip(expected).zip(reference.histories).enumerate();
         compared.extend(outputs.filter_map(|(index, ((found, expected), history))| {
             // Outputs that replace an input are not recorded.
             let expected = expected.as_deref()?;

@@ -353,7 +353,7 @@ fn check_option_conflicts(args: &RunArgs) -> Result<()> {
     match args.backend {
         BackendArg::Cuda => gpu::present()?,
         _ => {
-            if let Some((option, _)) = gpu_options.iter().find(|(_, given)| *given) {
+            if let Some((option, _)) = gpu_options.iter().find(|(_, is_given)| *is_given) {
                 bail!("{option} has no effect without --backend cuda");
             }
         }

@@ -92,7 +92,7 @@ fn value_accesses<'a>(planned: &PlannedBucket<'a>, base: ValueId) -> Vec<ValueAc
             let result = node.outputs.iter().position(|&result| result == base);
             let is_shared_result = result
                 .zip(kind)
-                .is_some_and(|(place, k)| k.shared_results(node.outputs.len()).contains(&place));
+                .is_some_and(|(operand, k)| k.shared_results(node.outputs.len()).contains(&operand));
             (reads || writes).then_some(ValueAccess {
                 step,
                 node,

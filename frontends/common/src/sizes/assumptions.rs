@@ -269,11 +269,10 @@ impl SizeAssumptions {
     ) -> IndexMap<String, Vec<i64>> {
         let with_buckets =
             ranges.iter().filter(|(name, _)| !ends.is_empty() && self.larger_size(name).is_none());
-        let buckets = with_buckets.map(|(name, &(least, most))| {
+        let buckets = with_buckets.map(|(name, &(low, high))| {
             let step = self.steps.iter().find(|step| step.quotient() == *name);
             let ends = ends.iter().map(|&end| step.map_or(end, |step| step.divide_down(end)));
-            let within: BTreeSet<i64> =
-                ends.filter(|end| (least..most).contains(end)).chain([most]).collect();
+            let within: BTreeSet<i64> = ends.filter(|end| (low..high).contains(end)).chain([high]).collect();
             (name.clone(), within.into_iter().collect())
         });
         buckets.collect()

@@ -59,13 +59,13 @@ struct PossibleRemainders {
 /// left out.
 pub fn find_size_steps(guards: &[String], symbols: &[String]) -> Vec<SizeStep> {
     let mut remainders: IndexMap<&str, Vec<PossibleRemainders>> = IndexMap::new();
-    for (symbol, found) in guards.iter().filter_map(|guard| solve_guard(guard)) {
+    for (symbol, possible) in guards.iter().filter_map(|guard| solve_guard(guard)) {
         if symbols.iter().any(|s| s == symbol) {
-            remainders.entry(symbol).or_default().push(found);
+            remainders.entry(symbol).or_default().push(possible);
         }
     }
-    let steps = remainders.into_iter().filter_map(|(symbol, all)| {
-        let (step, rest) = common_step(&all)?;
+    let steps = remainders.into_iter().filter_map(|(symbol, possible)| {
+        let (step, rest) = common_step(&possible)?;
         Some(SizeStep { symbol: symbol.to_string(), step, rest })
     });
     steps.collect()

@@ -42,8 +42,8 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("BitShift", 28, "shl, shr", |c| match c.opt_string("direction")? {
         Some("LEFT") => binary(c, BinaryOp::Shl),
         Some("RIGHT") => binary(c, BinaryOp::Shr),
-        found => {
-            let direction = found.unwrap_or("none");
+        other => {
+            let direction = other.unwrap_or("none");
             Err(RuleFailure::Invalid(format!("expected the direction LEFT or RIGHT, found {direction}")))
         }
     }),

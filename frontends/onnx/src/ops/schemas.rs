@@ -120,8 +120,8 @@ fn parse_schema(mut words: std::str::Split<'static, char>) -> Option<OpSchema> {
 impl CountRange {
     /// Parses `2..3` or `2..`.
     fn parse(word: &str) -> Option<CountRange> {
-        let (least, most) = word.split_once("..")?;
-        Some(CountRange { least: least.parse().ok()?, most: most.parse().ok() })
+        let (min, max) = word.split_once("..")?;
+        Some(CountRange { least: min.parse().ok()?, most: max.parse().ok() })
     }
 }
 
@@ -152,28 +152,28 @@ impl OperandDtypes {
     /// Checks the dtypes of the operands that are known.
     fn check_operands(&self, op: &str, since: i64, dtypes: &[Option<DType>]) -> Result<(), String> {
         let mut bound: Vec<(&str, usize, DType)> = Vec::new();
-        for (i, found) in dtypes.iter().enumerate() {
-            let (Some(found), Some(&(name, may_differ))) =
-                (*found, self.variables.get(i).or(self.variables.last()))
+        for (i, actual) in dtypes.iter().enumerate() {
+            let (Some(actual), Some(&(name, may_differ))) =
+                (*actual, self.variables.get(i).or(self.variables.last()))
             else {
                 continue;
             };
             let accepted = self.accepted.iter().find(|(n, _)| *n == name);
-            if let Some((_, accepted)) = accepted.filter(|(_, accepted)| !accepted.contains(&found)) {
+            if let Some((_, accepted)) = accepted.filter(|(_, accepted)| !accepted.contains(&actual)) {
                 let names: Vec<String> = accepted.iter().map(ToString::to_string).collect();
                 let expected = if names.is_empty() { "another type".to_string() } else { names.join(", ") };
                 return Err(format!(
-                    "operand {i} of {op} as of version {since}: expected {expected}, found {found}"
+                    "operand {i} of {op} as of version {since}: expected {expected}, found {actual}"
                 ));
             }
             match bound.iter().find(|(n, ..)| *n == name) {
-                Some(&(_, first, dtype)) if dtype != found && !may_differ => {
+                Some(&(_, first, dtype)) if dtype != actual && !may_differ => {
                     return Err(format!(
-                        "operand {i} of {op}: expected the dtype of operand {first}, {dtype}, found {found}"
+                        "operand {i} of {op}: expected the dtype of operand {first}, {dtype}, found {actual}"
                     ));
                 }
                 Some(_) => {}
-                None => bound.push((name, i, found)),
+                None => bound.push((name, i, actual)),
             }
         }
         Ok(())
@@ -242,7 +242,7 @@ impl OpSchema {
         self.operands.check_count("operand", count)?;
         self.results.check_count("result", node.output.len())?;
         for (i, a) in node.attribute.iter().enumerate() {
-            let Some(known) = self.attribute(&a.name) else {
+            let Some(declared) = self.attribute(&a.name) else {
                 let names: Vec<&str> = self.attributes.iter().map(|a| a.name).collect();
                 let names = if names.is_empty() { "none".to_string() } else { names.join(", ") };
                 let since = self.since;
@@ -255,12 +255,12 @@ impl OpSchema {
                 return Err(format!("expected one attribute `{}`, found two", a.name));
             }
             if let Some(a) = resolved(a)
-                && known.what != attribute_type_name(a.r#type)
+                && declared.what != attribute_type_name(a.r#type)
             {
-                let name = known.name;
+                let name = declared.name;
                 return Err(format!(
                     "expected {} as `{name}`, found {}",
-                    describe_attribute_type(known.what),
+                    describe_attribute_type(declared.what),
                     describe_attribute(a)
                 ));
             }

@@ -18,7 +18,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         let tensors = c.sequence(0)?;
         let index = c.opt_consts(1, "the position")?.and_then(|i| i.first().copied()).unwrap_or(0);
         let position = if index < 0 { index.saturating_add(tensors.len() as i64) } else { index };
-        let element = usize::try_from(position).ok().and_then(|at| tensors.get(at).copied());
+        let element = usize::try_from(position).ok().and_then(|index| tensors.get(index).copied());
         element.ok_or_else(|| {
             RuleFailure::Invalid(format!(
                 "expected a position within {} elements, found {index}",
@@ -33,8 +33,8 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         };
         let new = c.flag("new_axis")?;
         let axis = c.resolve_axis(c.int("axis")?, c.rank(first) + usize::from(new))?;
-        for part in tensors.iter_mut().filter(|_| new) {
-            *part = c.unsqueeze(*part, axis)?;
+        for tensor in tensors.iter_mut().filter(|_| new) {
+            *tensor = c.unsqueeze(*tensor, axis)?;
         }
         c.concat(&tensors, axis)
     }),

@@ -50,7 +50,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
 
 fn require_four_axes(shape: &[Dim]) -> RuleResult<[Dim; 4]> {
     <[Dim; 4]>::try_from(shape.to_vec())
-        .map_err(|found| RuleFailure::Invalid(format!("expected four axes, found {}", found.len())))
+        .map_err(|shape| RuleFailure::Invalid(format!("expected four axes, found {}", shape.len())))
 }
 
 /// Ends of at least this magnitude mean the end of the axis.

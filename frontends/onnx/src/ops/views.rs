@@ -85,7 +85,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
 /// Sets these extents as the only result.
 fn set_extents(c: &mut OpCall<'_, '_>, ints: SymbolicInts) -> RuleResult {
     match ints.into_known() {
-        Some(known) => c.set_known(0, known),
+        Some(value) => c.set_known(0, value),
         None => return Err(RuleFailure::Invalid("the extents exceed the limits of the IR".into())),
     }
     Ok(())

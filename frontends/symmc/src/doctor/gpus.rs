@@ -216,51 +216,54 @@ mod tests {
 
     #[test]
     fn four_linked_gpus_have_nothing_to_do() {
-        let all =
+        let checks =
             machine_checks(&machine(&["NVIDIA H200"; 4], |_, _| GpuPeerAccess::Atomic), Some("580.65.06"));
-        assert!(all.iter().all(|c| c.status == CheckStatus::Ok), "{all:?}");
-        assert_eq!(find(&all, "driver").found, "CUDA 13.0, kernel module 580.65.06");
-        assert_eq!(find(&all, "profile").found, "h200x4");
+        assert!(checks.iter().all(|c| c.status == CheckStatus::Ok), "{checks:?}");
+        assert_eq!(find(&checks, "driver").found, "CUDA 13.0, kernel module 580.65.06");
+        assert_eq!(find(&checks, "profile").found, "h200x4");
         let gpu = "NVIDIA H200, compute capability 9.0, 132 multiprocessors, 141.0 GiB, multicast";
-        assert_eq!(find(&all, "gpu 3").found, gpu);
+        assert_eq!(find(&checks, "gpu 3").found, gpu);
     }
 
     #[test]
     fn links_that_are_missing_or_slow_are_listed() {
         let pairs =
             |i: usize, o: usize| if i / 2 == o / 2 { GpuPeerAccess::Atomic } else { GpuPeerAccess::None };
-        let all = machine_checks(&machine(&["NVIDIA H200"; 4], pairs), None);
-        let peers = find(&all, "peer access");
+        let checks = machine_checks(&machine(&["NVIDIA H200"; 4], pairs), None);
+        let peers = find(&checks, "peer access");
         assert_eq!(peers.status, CheckStatus::Limited);
         assert_eq!(peers.found, "not from 0 to 2,3; 1 to 2,3; 2 to 0,1; 3 to 0,1");
-        let all =
+        let checks =
             machine_checks(&machine(&["NVIDIA A100-PCIE-40GB"; 2], |_, _| GpuPeerAccess::LoadStore), None);
-        assert!(find(&all, "peer access").found.ends_with("(PCIe): 0 to 1; 1 to 0"), "{all:?}");
-        let profile = find(&all, "profile");
+        assert!(find(&checks, "peer access").found.ends_with("(PCIe): 0 to 1; 1 to 0"), "{checks:?}");
+        let profile = find(&checks, "profile");
         assert_eq!(profile.status, CheckStatus::Limited);
         assert!(profile.found.starts_with("h200x2") && profile.found.contains("A100"), "{profile:?}");
     }
 
     #[test]
     fn gpus_that_cannot_be_used_say_so() {
-        let mut found = machine(&["NVIDIA H200"; 2], |_, _| GpuPeerAccess::Atomic);
-        found.gpus[0].compute_mode = ComputeMode::Prohibited;
-        found.gpus[1].compute_mode = ComputeMode::Exclusive;
-        found.gpus[1].exports_memory = false;
-        let all = machine_checks(&found, None);
-        let status = |name| find(&all, name).status;
+        let mut limited = machine(&["NVIDIA H200"; 2], |_, _| GpuPeerAccess::Atomic);
+        limited.gpus[0].compute_mode = ComputeMode::Prohibited;
+        limited.gpus[1].compute_mode = ComputeMode::Exclusive;
+        limited.gpus[1].exports_memory = false;
+        let checks = machine_checks(&limited, None);
+        let status = |name| find(&checks, name).status;
         assert_eq!(
             ["gpu 0", "gpu 1", "memory handles"].map(status),
             [CheckStatus::Missing, CheckStatus::Limited, CheckStatus::Missing]
         );
         assert!(
-            find(&all, "gpu 0").remedy.as_deref().is_some_and(|r| r.contains("nvidia-smi -i 0 -c DEFAULT"))
+            find(&checks, "gpu 0")
+                .remedy
+                .as_deref()
+                .is_some_and(|r| r.contains("nvidia-smi -i 0 -c DEFAULT"))
         );
         let none = machine_checks(&machine(&[], |_, _| GpuPeerAccess::None), None);
         let short = none.iter().filter(|c| c.status == CheckStatus::Missing).map(|c| c.name.as_str());
         assert_eq!(short.collect::<Vec<_>>(), ["gpus", "peer access", "memory handles"]);
-        let one = machine_checks(&machine(&["NVIDIA H200"], |_, _| GpuPeerAccess::None), None);
-        assert_eq!(find(&one, "peer access").found, "one GPU has no peer");
+        let checks = machine_checks(&machine(&["NVIDIA H200"], |_, _| GpuPeerAccess::None), None);
+        assert_eq!(find(&checks, "peer access").found, "one GPU has no peer");
     }
 
     #[test]
@@ -277,11 +280,11 @@ mod tests {
             (&missing, Some("580"), "--gpus all"),
             (&refused, None, "nvidia-smi"),
         ] {
-            let all = missing_driver_checks(error, module);
-            let names: Vec<&str> = all.iter().map(|c| c.name.as_str()).collect();
+            let checks = missing_driver_checks(error, module);
+            let names: Vec<&str> = checks.iter().map(|c| c.name.as_str()).collect();
             assert_eq!(names, GPUS_PART.check_names());
-            assert!(all[0].remedy.as_deref().is_some_and(|r| r.contains(remedy)), "{all:?}");
-            assert!(all[..4].iter().all(|c| c.status == CheckStatus::Missing), "{all:?}");
+            assert!(checks[0].remedy.as_deref().is_some_and(|r| r.contains(remedy)), "{checks:?}");
+            assert!(checks[..4].iter().all(|c| c.status == CheckStatus::Missing), "{checks:?}");
         }
     }
 }

@@ -38,11 +38,11 @@ fn launcher_check(found: Result<DetectedLauncher, RunError>) -> DoctorCheck {
             let remedy = "start all ranks with one launcher, or unset the variables that it left";
             HOST_PART.problem(CHECK_NAME, CheckStatus::Limited, error.to_string(), remedy)
         }
-        Ok(DetectedLauncher { membership: Some(place), launcher, .. }) => {
+        Ok(DetectedLauncher { membership: Some(membership), launcher, .. }) => {
             let who = launcher.unwrap_or("the environment");
             HOST_PART.ok(
                 CHECK_NAME,
-                format!("{who} says that this process is rank {} of {}", place.rank, place.ranks),
+                format!("{who} says that this process is rank {} of {}", membership.rank, membership.ranks),
             )
         }
         Ok(DetectedLauncher { note: Some(note), .. }) => HOST_PART.ok(CHECK_NAME, format!("none ({note})")),
@@ -72,8 +72,9 @@ fn memory_check() -> DoctorCheck {
             "mount /proc",
         );
     };
-    let limit_text =
-        |what: &str, n: Option<u64>| n.map_or(String::new(), |n| format!(", {what} {}", format_bytes(n)));
+    let limit_text = |subject: &str, n: Option<u64>| {
+        n.map_or(String::new(), |n| format!(", {subject} {}", format_bytes(n)))
+    };
     let mut finding = format!("{} of {} available", format_bytes(room.available), format_bytes(room.total));
     finding += &limit_text("the control group is limited to", room.group);
     match resource_limit(ResourceLimit::Addresses) {
@@ -95,8 +96,8 @@ fn shared_memory_check(tried: Result<(), RunError>, most: Option<u64>) -> Doctor
                 "allow memfd_create (sysctl vm.memfd_noexec below 2, and no seccomp filter against it)";
             HOST_PART.problem(CHECK_NAME, CheckStatus::Missing, error.to_string(), remedy)
         }
-        (Ok(()), Some(most)) => {
-            let finding = format!("segments of up to {}, the largest file size", format_bytes(most));
+        (Ok(()), Some(limit)) => {
+            let finding = format!("segments of up to {}, the largest file size", format_bytes(limit));
             HOST_PART.problem(CHECK_NAME, CheckStatus::Limited, finding, "raise the limit (ulimit -f)")
         }
         (Ok(()), None) => HOST_PART.ok(CHECK_NAME, "anonymous segments (memfd), limited by memory only"),
@@ -108,8 +109,8 @@ fn dev_shm_check(space: Option<[u64; 2]>) -> DoctorCheck {
     let remedy = "NCCL puts buffers there: give the container more (docker run --shm-size=1g); symmc itself does not use it";
     match space {
         None => HOST_PART.problem(CHECK_NAME, CheckStatus::Missing, "it does not exist", remedy),
-        Some([all, free]) => {
-            let finding = format!("{} of {} free", format_bytes(free), format_bytes(all));
+        Some([total, free]) => {
+            let finding = format!("{} of {} free", format_bytes(free), format_bytes(total));
             if free < MIN_SHM_BYTES {
                 HOST_PART.problem(CHECK_NAME, CheckStatus::Limited, finding, remedy)
             } else {

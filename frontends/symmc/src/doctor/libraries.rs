@@ -43,7 +43,7 @@ fn nccl_checks(found: Result<FoundNccl, UnusableLibrary>) -> Vec<DoctorCheck> {
     let [library_name, waits_name] = ["nccl", "nccl dependent launch"];
     let doctor_part = DoctorPart::Nccl;
     let found_nccl = match found {
-        Ok(found) => found,
+        Ok(nccl) => nccl,
         Err(UnusableLibrary { found, remedy }) => {
             let finding =
                 format!("{found}; plain collectives, and those in windows or by copy engines, need it");

@@ -81,14 +81,16 @@ pub fn doctor(config: &DoctorConfig) -> Diagnosis {
 fn check_cuda_versions(checks: &mut [DoctorCheck]) {
     let major = |version: &str| version.split('.').next()?.parse::<u32>().ok();
     let driver = checks.iter().find(|c| c.name == "driver").and_then(|c| c.version.clone());
-    let Some((driver, most)) = driver.as_deref().and_then(|v| Some((v, major(v)?))) else { return };
+    let Some((driver, supported)) = driver.as_deref().and_then(|v| Some((v, major(v)?))) else { return };
     for check in checks.iter_mut().filter(|c| matches!(c.part, DoctorPart::Nvrtc | DoctorPart::Cublaslt)) {
-        let Some(found) = check.version.as_deref().and_then(major).filter(|&found| found > most) else {
+        let Some(needed) = check.version.as_deref().and_then(major).filter(|&needed| needed > supported)
+        else {
             continue;
         };
         check.status = CheckStatus::Limited;
         check.found = format!("{}, but the driver is for CUDA {driver}", check.found);
-        check.remedy = Some(format!("install a driver for CUDA {found}, or the library of CUDA {most}"));
+        check.remedy =
+            Some(format!("install a driver for CUDA {needed}, or the library of CUDA {supported}"));
     }
 }
 

@@ -106,7 +106,8 @@ pub(super) fn check_capacity(graph: &Graph, port: Port, found: usize) -> Result<
     let id = id.ok_or_else(unknown)?;
     let ty = graph.ty(id);
     let extents = ty.concrete_shape(&SymbolBindings::new());
-    let bytes = extents.and_then(|all| all.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d)));
+    let bytes =
+        extents.and_then(|extents| extents.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d)));
     match bytes.filter(|&bytes| bytes > found) {
         Some(bytes) => Err(Error::invalid_request(format!(
             "%{}: the memory of {found} bytes is too small: expected {bytes}",

@@ -131,14 +131,14 @@ fn attention(c: &mut OpCall<'_, '_>, mask: MaskArgument) -> RuleResult {
 fn cudnn_mask(c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
     let Some(mask) = c.opt_tensor("attn_bias")? else { return Ok(None) };
     let graph = c.builder().graph();
-    let Some((Op::Select, &[condition, seen, hidden])) = graph.definition(mask) else {
+    let Some((Op::Select, &[condition, visible, hidden])) = graph.definition(mask) else {
         return Ok(Some(mask));
     };
     let is_full_of = |value, number| match graph.definition(value) {
         Some((Op::Full(scalar), _)) => scalar.as_f64() == number,
         _ => false,
     };
-    if !is_full_of(seen, 0.0) || !is_full_of(hidden, -65504.0) {
+    if !is_full_of(visible, 0.0) || !is_full_of(hidden, -65504.0) {
         return Ok(Some(mask));
     }
     let shape = c.shape(mask);

@@ -140,8 +140,8 @@ fn rows_by_rank(
     axis: usize,
     step: i64,
 ) -> RuleResult<Option<(SliceRows, Dim)>> {
-    if let Some(found) = symbolic_rows(c, x, axis, step)? {
-        return Ok(Some(found));
+    if let Some(rows) = symbolic_rows(c, x, axis, step)? {
+        return Ok(Some(rows));
     }
     let start = c.ints_by_rank("start");
     let end = c.ints_by_rank("end");
@@ -153,9 +153,9 @@ fn rows_by_rank(
         )));
     };
     let raw = positions_by_rank(c, "start", 0, ranks)?;
-    let starts: Vec<i64> = raw.iter().map(|&at| limit_position(at, extent)).collect();
+    let starts: Vec<i64> = raw.iter().map(|&position| limit_position(position, extent)).collect();
     let ends = positions_by_rank(c, "end", i64::MAX, ranks)?;
-    let ends = ends.into_iter().map(|at| limit_position(at, extent));
+    let ends = ends.into_iter().map(|position| limit_position(position, extent));
     let lengths: Vec<u64> = starts
         .iter()
         .zip(ends)
@@ -269,12 +269,12 @@ fn select_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> RuleResult
 
 /// An index that differs between ranks, as a tensor of one element.
 fn index_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> RuleResult<Option<ValueId>> {
-    let Some((index, at)) = c.ints_by_rank("index") else { return Ok(None) };
+    let Some((index, indices)) = c.ints_by_rank("index") else { return Ok(None) };
     let n = c.extent(x, axis);
-    let is_inside = n.as_const().is_some_and(|n| at.iter().all(|i| (0..n).contains(i)));
+    let is_inside = n.as_const().is_some_and(|n| indices.iter().all(|i| (0..n).contains(i)));
     if !is_inside {
         return Err(RuleFailure::Invalid(format!(
-            "an index that differs between ranks: expected integers from 0 to a known extent, found {at:?} of {n:?}"
+            "an index that differs between ranks: expected integers from 0 to a known extent, found {indices:?} of {n:?}"
         )));
     }
     let index = c.per_rank_input(index)?;
@@ -460,13 +460,13 @@ fn check_constant_counts(c: &OpCall<'_, '_>, counts: ValueId, length: &Dim) -> R
         source = x;
     }
     let ValueDef::Input(input) = graph.values[source].def else { return Ok(()) };
-    let (Some(data), Some(found)) = (&graph.inputs[input].data, length.as_const()) else { return Ok(()) };
+    let (Some(data), Some(declared)) = (&graph.inputs[input].data, length.as_const()) else { return Ok(()) };
     let total: f64 = data.to_f64().iter().sum();
-    if total == found as f64 {
+    if total == declared as f64 {
         return Ok(());
     }
     Err(RuleFailure::Invalid(format!(
-        "expected {total} as `output_size`, the sum of the counts, found {found}"
+        "expected {total} as `output_size`, the sum of the counts, found {declared}"
     )))
 }
 

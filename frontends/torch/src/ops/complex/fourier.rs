@@ -213,10 +213,10 @@ fn axes_and_lengths(c: &OpCall<'_, '_>) -> RuleResult<(Vec<usize>, Option<Vec<Di
 /// A complex-to-complex transform of `torch.fft`.
 fn complex_fft(c: &mut OpCall<'_, '_>, forward: bool) -> RuleResult {
     let scale = norm_scale(c, forward)?;
-    let (axes, asked) = axes_and_lengths(c)?;
+    let (axes, lengths) = axes_and_lengths(c)?;
     let mut signal = FourierSignal::from_first_tensor(c)?;
     for (i, axis) in axes.into_iter().enumerate() {
-        if let Some(n) = asked.as_ref().and_then(|s| s.get(i)) {
+        if let Some(n) = lengths.as_ref().and_then(|s| s.get(i)) {
             signal.resize(c, axis, n)?;
         }
         signal.transform_axis(c, axis, forward, scale)?;
@@ -226,9 +226,9 @@ fn complex_fft(c: &mut OpCall<'_, '_>, forward: bool) -> RuleResult {
 
 fn real_fft(c: &mut OpCall<'_, '_>) -> RuleResult {
     let scale = norm_scale(c, true)?;
-    let (axes, asked) = axes_and_lengths(c)?;
+    let (axes, lengths) = axes_and_lengths(c)?;
     let mut signal = FourierSignal::from_first_tensor(c)?;
-    for (axis, n) in axes.iter().zip(asked.iter().flatten()) {
+    for (axis, n) in axes.iter().zip(lengths.iter().flatten()) {
         signal.resize(c, *axis, n)?;
     }
     transform_real(c, signal, &axes, scale, true)
@@ -236,13 +236,13 @@ fn real_fft(c: &mut OpCall<'_, '_>) -> RuleResult {
 
 fn inverse_real_fft(c: &mut OpCall<'_, '_>) -> RuleResult {
     let scale = norm_scale(c, false)?;
-    let (axes, asked) = axes_and_lengths(c)?;
+    let (axes, lengths) = axes_and_lengths(c)?;
     let mut signal = FourierSignal::from_first_tensor(c)?;
     let Some((&last, others)) = axes.split_last() else { return Ok(()) };
     let columns = c.extent(signal.real, last);
-    let n = asked.as_ref().and_then(|s| s.last().cloned());
+    let n = lengths.as_ref().and_then(|s| s.last().cloned());
     let n = n.unwrap_or_else(|| (columns - Dim::from(1)) * Dim::from(2));
-    for (axis, n) in others.iter().zip(asked.iter().flatten()) {
+    for (axis, n) in others.iter().zip(lengths.iter().flatten()) {
         signal.resize(c, *axis, n)?;
     }
     transform_to_real(c, signal, &axes, scale, &n)
