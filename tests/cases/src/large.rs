@@ -457,33 +457,21 @@ fn rows(r: &mut SplitMix, out: &mut Vec<OpCase>) {
             let x = || PlacedTensor::dense(tensor(&mut SplitMix(3), dtype, &shape));
             let w = PlacedTensor::dense(tensor(r, dtype, tail));
             let b = PlacedTensor::dense(tensor(r, dtype, tail));
-            let results: &[(DType, &[usize])] = &[(dtype, &shape)];
+            let ty: &[(DType, &[usize])] = &[(dtype, &shape)];
             let rms = |round_first| Op::RmsNorm { axes: 1, eps: FloatAttribute(1e-5), round_first };
-            out.push(case(
-                &format!("rms_norm {dtype} {shape:?}"),
-                rms(false),
-                vec![x(), w.clone()],
-                results,
-                4.0,
-            ));
+            out.push(case(&format!("rms_norm {dtype} {shape:?}"), rms(false), vec![x(), w.clone()], ty, 4.0));
             out.push(case(
                 &format!("rms_norm {dtype} {shape:?} rounded first"),
                 rms(true),
                 vec![x(), w.clone()],
-                results,
+                ty,
                 8.0,
             ));
             let layer = Op::LayerNorm { axes: 1, eps: FloatAttribute(1e-5) };
-            out.push(case(&format!("layer_norm {dtype} {shape:?}"), layer, vec![x(), w, b], results, 4.0));
+            out.push(case(&format!("layer_norm {dtype} {shape:?}"), layer, vec![x(), w, b], ty, 4.0));
             for axis in [0, 1] {
                 let op = Op::Softmax { axis, log: axis == 0 };
-                out.push(case(
-                    &format!("softmax {dtype} {shape:?} axis {axis}"),
-                    op,
-                    vec![x()],
-                    results,
-                    1.0,
-                ));
+                out.push(case(&format!("softmax {dtype} {shape:?} axis {axis}"), op, vec![x()], ty, 1.0));
                 let kept_axis = [shape[1 - axis]];
                 for op in [ReductionKind::Sum, ReductionKind::Max, ReductionKind::Mean] {
                     let name = format!("{op} {dtype} {shape:?} axis {axis}");
@@ -500,7 +488,7 @@ fn rows(r: &mut SplitMix, out: &mut Vec<OpCase>) {
                 ));
                 let name = format!("cumsum {dtype} {shape:?} axis {axis}");
                 let scale = shape[axis] as f64;
-                out.push(case(&name, Op::CumSum { axis }, vec![x()], results, scale));
+                out.push(case(&name, Op::CumSum { axis }, vec![x()], ty, scale));
             }
         }
     }
@@ -546,15 +534,15 @@ fn others(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     for dtype in [DType::BF16, DType::F32, DType::I64] {
         for n in [64, 1000, 4096, 5000, 20_000] {
             let x = PlacedTensor::dense(tensor(r, dtype, &[3, n]));
-            let results: &[(DType, &[usize])] = &[(dtype, &[3, n]), (DType::I64, &[3, n])];
+            let types: &[(DType, &[usize])] = &[(dtype, &[3, n]), (DType::I64, &[3, n])];
             let sort = Op::Sort { axis: 1, descending: n % 3 == 0 };
-            out.push(case(&format!("sort {dtype} {n}"), sort, vec![x.clone()], results, 1.0));
-            let few_results: &[(DType, &[usize])] = &[(dtype, &[3, 8]), (DType::I64, &[3, 8])];
+            out.push(case(&format!("sort {dtype} {n}"), sort, vec![x.clone()], types, 1.0));
+            let few_types: &[(DType, &[usize])] = &[(dtype, &[3, 8]), (DType::I64, &[3, 8])];
             out.push(case(
                 &format!("topk {dtype} {n}"),
                 Op::TopK { axis: 1, largest: true },
                 vec![x],
-                few_results,
+                few_types,
                 1.0,
             ));
         }
@@ -576,37 +564,25 @@ fn others(r: &mut SplitMix, out: &mut Vec<OpCase>) {
 fn moved(r: &mut SplitMix, dtype: DType, out: &mut Vec<OpCase>) {
     let x = tensor(r, dtype, &[300, 1500]);
     let y = tensor(r, dtype, &[300, 1500]);
-    let results: &[(DType, &[usize])] = &[(dtype, &[300, 1500])];
+    let ty: &[(DType, &[usize])] = &[(dtype, &[300, 1500])];
     let add = Op::Binary(BinaryOp::Add);
     out.push(case(
         &format!("add {dtype}"),
         add.clone(),
         vec![PlacedTensor::dense(x.clone()), PlacedTensor::dense(y.clone())],
-        results,
+        ty,
         1.0,
     ));
     out.push(case(
         &format!("transposed add {dtype}"),
         add.clone(),
         vec![PlacedTensor::dense(x.clone()), columns_first(y)],
-        results,
+        ty,
         1.0,
     ));
-    out.push(case(
-        &format!("transposed copy {dtype}"),
-        Op::Copy,
-        vec![columns_first(x.clone())],
-        results,
-        1.0,
-    ));
+    out.push(case(&format!("transposed copy {dtype}"), Op::Copy, vec![columns_first(x.clone())], ty, 1.0));
     let row = PlacedTensor::dense(tensor(r, dtype, &[1500]));
-    out.push(case(
-        &format!("add a row {dtype}"),
-        add,
-        vec![PlacedTensor::dense(x.clone()), row],
-        results,
-        1.0,
-    ));
+    out.push(case(&format!("add a row {dtype}"), add, vec![PlacedTensor::dense(x.clone()), row], ty, 1.0));
     let positions = PlacedTensor::dense(indices(r, &[70], 300));
     let results_taken: &[(DType, &[usize])] = &[(dtype, &[70, 1500])];
     out.push(case(
@@ -622,7 +598,7 @@ fn moved(r: &mut SplitMix, dtype: DType, out: &mut Vec<OpCase>) {
         &format!("index_add {dtype}"),
         add,
         vec![PlacedTensor::dense(x.clone()), positions.clone(), src.clone()],
-        results,
+        ty,
         20.0,
     ));
     let index_put = Op::IndexPut { axis: 0, accumulate: false };
@@ -630,7 +606,7 @@ fn moved(r: &mut SplitMix, dtype: DType, out: &mut Vec<OpCase>) {
         &format!("index_put {dtype}"),
         index_put,
         vec![PlacedTensor::dense(x), src, positions],
-        results,
+        ty,
         1.0,
     ));
 }

@@ -185,28 +185,19 @@ fn cases(n: u32) -> Vec<CollectiveCase> {
         (call.exit, call.landing) = (Some(exit), Some([0, ZONE_BYTES]));
         out.push(CollectiveCase { call, results });
     };
-    let kept_exit = ExitBarrier::Kept;
+    let exit = ExitBarrier::Kept;
     let dropped = ExitBarrier::Dropped;
     let n = n as usize;
-    [1, 403]
-        .into_iter()
-        .for_each(|few| add(sum.clone(), CollectiveVariant::Ll, DType::BF16, few, 0, kept_exit));
+    [1, 403].into_iter().for_each(|few| add(sum.clone(), CollectiveVariant::Ll, DType::BF16, few, 0, exit));
     add(sum.clone(), CollectiveVariant::OneShot, DType::F16, 203, 0, dropped);
-    add(Kind::AllGather, CollectiveVariant::Ll, DType::I32, 37, 0, kept_exit);
-    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Ll, DType::U8, 19 * n, 1, kept_exit);
-    add(
-        Kind::ReduceScatter(CollectiveReduceOp::Sum),
-        CollectiveVariant::Ll,
-        DType::BF16,
-        13 * n,
-        0,
-        kept_exit,
-    );
-    add(Kind::ReduceScatter(CollectiveReduceOp::Avg), CollectiveVariant::Ll, DType::I32, 5 * n, 1, kept_exit);
-    add(sum.clone(), CollectiveVariant::TwoShot, DType::F32, 101, 0, kept_exit);
-    add(sum.clone(), CollectiveVariant::TwoShot, DType::F64, 1, 0, kept_exit);
+    add(Kind::AllGather, CollectiveVariant::Ll, DType::I32, 37, 0, exit);
+    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Ll, DType::U8, 19 * n, 1, exit);
+    add(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Ll, DType::BF16, 13 * n, 0, exit);
+    add(Kind::ReduceScatter(CollectiveReduceOp::Avg), CollectiveVariant::Ll, DType::I32, 5 * n, 1, exit);
+    add(sum.clone(), CollectiveVariant::TwoShot, DType::F32, 101, 0, exit);
+    add(sum.clone(), CollectiveVariant::TwoShot, DType::F64, 1, 0, exit);
     add(Kind::AllGather, CollectiveVariant::Pull, DType::BF16, 77, 0, dropped);
-    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Pull, DType::F32, 24 * n, 0, kept_exit);
+    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Pull, DType::F32, 24 * n, 0, exit);
     add(
         Kind::ReduceScatter(CollectiveReduceOp::Avg),
         CollectiveVariant::Pull,
@@ -215,69 +206,34 @@ fn cases(n: u32) -> Vec<CollectiveCase> {
         0,
         dropped,
     );
-    add(
-        Kind::ReduceScatter(CollectiveReduceOp::Sum),
-        CollectiveVariant::Pull,
-        DType::Bool,
-        33 * n,
-        1,
-        kept_exit,
-    );
-    add(Kind::AllGather, CollectiveVariant::Push, DType::F32, 100, 0, kept_exit);
-    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Push, DType::I64, 11 * n, 0, kept_exit);
-    add(Kind::AllReduce(CollectiveReduceOp::Max), CollectiveVariant::Ll, DType::I64, 9, 0, kept_exit);
-    add(Kind::AllReduce(CollectiveReduceOp::Avg), CollectiveVariant::Ll, DType::U8, 30, 1, kept_exit);
+    add(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Pull, DType::Bool, 33 * n, 1, exit);
+    add(Kind::AllGather, CollectiveVariant::Push, DType::F32, 100, 0, exit);
+    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Push, DType::I64, 11 * n, 0, exit);
+    add(Kind::AllReduce(CollectiveReduceOp::Max), CollectiveVariant::Ll, DType::I64, 9, 0, exit);
+    add(Kind::AllReduce(CollectiveReduceOp::Avg), CollectiveVariant::Ll, DType::U8, 30, 1, exit);
     add(Kind::AllReduce(CollectiveReduceOp::Min), CollectiveVariant::OneShot, DType::F32, 40, 1, dropped);
-    add(Kind::AllReduce(CollectiveReduceOp::Prod), CollectiveVariant::OneShot, DType::BF16, 7, 0, kept_exit);
+    add(Kind::AllReduce(CollectiveReduceOp::Prod), CollectiveVariant::OneShot, DType::BF16, 7, 0, exit);
     add(Kind::AllReduce(CollectiveReduceOp::Avg), CollectiveVariant::OneShot, DType::I32, 66, 0, dropped);
-    add(Kind::Broadcast { root: 1 }, CollectiveVariant::Put, DType::BF16, 99, 0, kept_exit);
+    add(Kind::Broadcast { root: 1 }, CollectiveVariant::Put, DType::BF16, 99, 0, exit);
     let [shift, swap] = permutes(n as u32);
-    add(shift, CollectiveVariant::Put, DType::F32, 50, 0, kept_exit);
-    add(swap, CollectiveVariant::Put, DType::U8, 50, 1, kept_exit);
+    add(shift, CollectiveVariant::Put, DType::F32, 50, 0, exit);
+    add(swap, CollectiveVariant::Put, DType::U8, 50, 1, exit);
     // LL128 in one round and in two; stores only, with a partial chunk.
-    add(sum.clone(), CollectiveVariant::Ll, DType::F32, 47, 0, kept_exit);
-    add(Kind::AllReduce(CollectiveReduceOp::Max), CollectiveVariant::Ll, DType::F16, 901, 1, kept_exit);
-    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Ll, DType::BF16, 205 * n, 0, kept_exit);
-    add(
-        Kind::ReduceScatter(CollectiveReduceOp::Sum),
-        CollectiveVariant::Ll,
-        DType::F16,
-        207 * n,
-        0,
-        kept_exit,
-    );
-    add(
-        Kind::ReduceScatter(CollectiveReduceOp::Max),
-        CollectiveVariant::Ll,
-        DType::F32,
-        61 * n,
-        1,
-        kept_exit,
-    );
-    add(sum.clone(), CollectiveVariant::TwoShot, DType::BF16, 1000 * n, 0, kept_exit);
-    add(
-        Kind::AllReduce(CollectiveReduceOp::Avg),
-        CollectiveVariant::TwoShot,
-        DType::F32,
-        100 * n,
-        0,
-        kept_exit,
-    );
-    add(sum.clone(), CollectiveVariant::Ll, DType::F32, 0, 0, kept_exit);
+    add(sum.clone(), CollectiveVariant::Ll, DType::F32, 47, 0, exit);
+    add(Kind::AllReduce(CollectiveReduceOp::Max), CollectiveVariant::Ll, DType::F16, 901, 1, exit);
+    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Ll, DType::BF16, 205 * n, 0, exit);
+    add(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Ll, DType::F16, 207 * n, 0, exit);
+    add(Kind::ReduceScatter(CollectiveReduceOp::Max), CollectiveVariant::Ll, DType::F32, 61 * n, 1, exit);
+    add(sum.clone(), CollectiveVariant::TwoShot, DType::BF16, 1000 * n, 0, exit);
+    add(Kind::AllReduce(CollectiveReduceOp::Avg), CollectiveVariant::TwoShot, DType::F32, 100 * n, 0, exit);
+    add(sum.clone(), CollectiveVariant::Ll, DType::F32, 0, 0, exit);
     // In place: each rank's slice of the result is its operand, its slice of the operand is the result, or
     // both coincide.
     let gathers = [CollectiveVariant::Ll, CollectiveVariant::Pull, CollectiveVariant::Push].into_iter();
-    gathers.for_each(|variant| add(Kind::AllGather, variant, DType::F32, 36, 0, kept_exit));
-    add(
-        Kind::ReduceScatter(CollectiveReduceOp::Sum),
-        CollectiveVariant::Ll,
-        DType::F32,
-        36 * n,
-        0,
-        kept_exit,
-    );
-    add(sum.clone(), CollectiveVariant::TwoShot, DType::BF16, 800 * n, 0, kept_exit);
-    add(sum, CollectiveVariant::TwoShot, DType::F32, 100 * n, 0, kept_exit);
+    gathers.for_each(|variant| add(Kind::AllGather, variant, DType::F32, 36, 0, exit));
+    add(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Ll, DType::F32, 36 * n, 0, exit);
+    add(sum.clone(), CollectiveVariant::TwoShot, DType::BF16, 800 * n, 0, exit);
+    add(sum, CollectiveVariant::TwoShot, DType::F32, 100 * n, 0, exit);
     out.iter_mut().rev().take(6).for_each(put_in_place);
     out.iter_mut().skip(2).step_by(3).take(7).for_each(put_apart);
     assert!(end <= ARENA_BYTES, "{end}");
