@@ -311,10 +311,10 @@ mod tests {
 
     #[test]
     fn data_in_a_backing_are_copied_when_written() {
-        let part = |range| BackingSlice::new(Arc::new(Four), range);
-        assert!(part(2..5).is_none());
-        let shared = Tensor::from_backing(DType::U8, [2], part(1..3).expect("in range")).expect("two bytes");
-        assert!(Tensor::from_backing(DType::I32, [2], part(0..4).expect("in range")).is_none());
+        let slice = |range| BackingSlice::new(Arc::new(Four), range);
+        assert!(slice(2..5).is_none());
+        let shared = Tensor::from_backing(DType::U8, [2], slice(1..3).expect("in range")).expect("two bytes");
+        assert!(Tensor::from_backing(DType::I32, [2], slice(0..4).expect("in range")).is_none());
         let mut written = shared.clone();
         assert_eq!(written.backing_slice().map(BackingSlice::range), Some(1..3));
         written.data_mut()[0] = 9;

@@ -185,8 +185,8 @@ mod tests {
             let mut list: Vec<LaneAssignment> = Vec::new();
             for s in 0..count {
                 let lane = if rng.one_in(2) { COMPUTE } else { COMM };
-                let others: Vec<usize> = (0..s).filter(|&w| list[w].lane != lane).collect();
-                let wait = others.get(rng.below(4)).copied();
+                let candidates: Vec<usize> = (0..s).filter(|&w| list[w].lane != lane).collect();
+                let wait = candidates.get(rng.below(4)).copied();
                 list.push(LaneAssignment { lane, waits: wait.into_iter().collect() });
             }
             let times = (0..count).map(|_| rng.below(5) as u64).collect();

@@ -525,7 +525,7 @@ mod tests {
     use super::*;
 
     fn declared(text: &str) -> Vec<DeclaredSymbol> {
-        let one = |word: &str| {
+        let declare = |word: &str| {
             let (name, range) = word.split_once(':').expect("a name and a range");
             let (min, max) = range.split_once("..").expect("a range");
             let alias = Some(format!("s_{name}"));
@@ -537,22 +537,26 @@ mod tests {
                 recorded: None,
             }
         };
-        text.split(' ').map(one).collect()
+        text.split(' ').map(declare).collect()
     }
 
     /// The symbols as `name min..max`, the dims of all declared symbols, and the notes.
-    fn settled(of: &str, given: &[(&str, &str)]) -> Result<(Vec<String>, Vec<String>, Vec<String>), String> {
+    fn settled(
+        symbols: &str,
+        constraints: &[(&str, &str)],
+    ) -> Result<(Vec<String>, Vec<String>, Vec<String>), String> {
         let mut notes = Vec::new();
         let parse = |(name, text): &(&str, &str)| {
             SymbolConstraint::parse(text)
                 .map(|extent| ((*name).to_string(), extent))
                 .map_err(|m| format!("parse: {m}"))
         };
-        let given = given.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
-        let given = SymbolConstraints { constraints: given, ..SymbolConstraints::default() };
-        let all = resolve_symbols(&declared(of), &given, 1000, &mut notes).map_err(|e| e.to_string())?;
-        let table = all.table.values().map(|s| format!("{} {}..{}", s.name, s.min, s.max)).collect();
-        let dims = all.dims.iter().map(|d| d.display(&all.table).to_string()).collect();
+        let constraints = constraints.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+        let constraints = SymbolConstraints { constraints, ..SymbolConstraints::default() };
+        let resolved =
+            resolve_symbols(&declared(symbols), &constraints, 1000, &mut notes).map_err(|e| e.to_string())?;
+        let table = resolved.table.values().map(|s| format!("{} {}..{}", s.name, s.min, s.max)).collect();
+        let dims = resolved.dims.iter().map(|d| d.display(&resolved.table).to_string()).collect();
         Ok((table, dims, notes))
     }
 
@@ -573,19 +577,30 @@ mod tests {
 
     #[test]
     fn what_goes_in_steps_is_an_expression_of_a_new_symbol() {
-        let of = |of, given: &[(&str, &str)]| settled(of, given).map(|(table, dims, _)| (table, dims));
+        let symbols_and_dims = |symbols, constraints: &[(&str, &str)]| {
+            settled(symbols, constraints).map(|(table, dims, _)| (table, dims))
+        };
         let words = |words: &[&str]| words.iter().map(|w| (*w).to_string()).collect::<Vec<_>>();
         assert_eq!(
-            of("a:2..65 b:0..9", &[("a", "2*pairs")]),
+            symbols_and_dims("a:2..65 b:0..9", &[("a", "2*pairs")]),
             Ok((words(&["b 0..9", "pairs 1..32"]), words(&["2*pairs", "b"])))
         );
-        assert_eq!(of("a:2..65", &[("s_a", "4*k + 1")]), Ok((words(&["k 1..16"]), words(&["4*k + 1"]))));
-        assert_eq!(of("a:0..", &[("a", "3 + 2*(k + k)")]), Ok((words(&["k 0..1000"]), words(&["4*k + 3"]))));
-        assert_eq!(of("a:2..65", &[("a", "2*k"), ("k", "..4")]), Ok((words(&["k 1..4"]), words(&["2*k"]))));
+        assert_eq!(
+            symbols_and_dims("a:2..65", &[("s_a", "4*k + 1")]),
+            Ok((words(&["k 1..16"]), words(&["4*k + 1"])))
+        );
+        assert_eq!(
+            symbols_and_dims("a:0..", &[("a", "3 + 2*(k + k)")]),
+            Ok((words(&["k 0..1000"]), words(&["4*k + 3"])))
+        );
+        assert_eq!(
+            symbols_and_dims("a:2..65", &[("a", "2*k"), ("k", "..4")]),
+            Ok((words(&["k 1..4"]), words(&["2*k"])))
+        );
         // An unknown name that is not a number of steps is an error.
         for text in ["k", "k + 1", "2*k*k", "2*k + b", "floor(k/2)", "-2*k", "2*k + c"] {
-            let found = of("a:2..65 b:0..9", &[("a", text)]);
-            let error = found.expect_err(text);
+            let outcome = symbols_and_dims("a:2..65 b:0..9", &[("a", text)]);
+            let error = outcome.expect_err(text);
             assert!(
                 error.contains("expected a symbol of the program: a (s_a), b (s_b)")
                     || error.contains("parse"),
@@ -593,7 +608,7 @@ mod tests {
             );
         }
         // At least one step is within the range.
-        let error = of("a:2..3", &[("a", "5*k")]).expect_err("too far");
+        let error = symbols_and_dims("a:2..3", &[("a", "5*k")]).expect_err("too far");
         assert!(error.contains("expected a value within 2..3"), "{error}");
     }
 
@@ -603,8 +618,8 @@ mod tests {
         assert_eq!(notes, ["symbol rest is added: the program does not have it (b = a + rest)"]);
         assert_eq!(symbols, ["a 1..8", "rest 0..64"]);
         assert_eq!(dims, ["a", "a + rest"]);
-        let said = [("b", "6*n + rest + 1"), ("a", "2*n"), ("rest", "..9")];
-        let (symbols, dims, _) = settled("a:2..8 b:2..64", &said).expect("symbols");
+        let constraints = [("b", "6*n + rest + 1"), ("a", "2*n"), ("rest", "..9")];
+        let (symbols, dims, _) = settled("a:2..8 b:2..64", &constraints).expect("symbols");
         assert_eq!(symbols, ["n 1..4", "rest 0..9"]);
         assert_eq!(dims, ["2*n", "6*n + rest + 1"]);
         // A name that is almost that of a symbol is an error.
@@ -687,24 +702,24 @@ mod tests {
 
     #[test]
     fn recorded_extents_bound_what_is_open() {
-        let mut all = declared("a:2.. b:2..");
-        all[0].recorded = Some(5);
+        let mut symbols = declared("a:2.. b:2..");
+        symbols[0].recorded = Some(5);
         let mut notes = Vec::new();
         let bounds = vec![("b".to_string(), 8), ("s_b".to_string(), 64), ("x".to_string(), 9)];
-        let given = SymbolConstraints { fallback_bounds: bounds, ..SymbolConstraints::default() };
-        let settled = resolve_symbols(&all, &given, 1000, &mut notes).expect("symbols");
-        assert_eq!(settled.table.values().map(|s| s.max).collect::<Vec<_>>(), [5, 64]);
+        let constraints = SymbolConstraints { fallback_bounds: bounds, ..SymbolConstraints::default() };
+        let resolved = resolve_symbols(&symbols, &constraints, 1000, &mut notes).expect("symbols");
+        assert_eq!(resolved.table.values().map(|s| s.max).collect::<Vec<_>>(), [5, 64]);
         assert!(notes[1].ends_with("assuming 64, the largest requested value"), "{}", notes[1]);
         assert_eq!(
             notes[0],
             "symbol a (s_a) has no upper bound in the program; assuming 5, the value in the recorded tensors"
         );
-        let of = |message| {
-            MentionedSymbols::find_in_message(message, &settled.table, &settled.unbounded)
+        let mentions = |message| {
+            MentionedSymbols::find_in_message(message, &resolved.table, &resolved.unbounded)
                 .map(|q| (q.named, q.aliases, q.unbounded))
         };
-        let found = (vec!["b".into()], vec!["s_b".into()], vec!["b".into()]);
-        assert_eq!(of("the extents b + 1 and ab"), Some(found));
-        assert_eq!(of("the extents 1 and ab"), None);
+        let expected = (vec!["b".into()], vec!["s_b".into()], vec!["b".into()]);
+        assert_eq!(mentions("the extents b + 1 and ab"), Some(expected));
+        assert_eq!(mentions("the extents 1 and ab"), None);
     }
 }

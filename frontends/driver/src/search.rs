@@ -169,8 +169,8 @@ mod tests {
             assert!(coalesced > 0, "nothing is coalesced, so that few choices are tried");
             // Each collective alone, with the chosen variants and with plain ones. The others are coalesced
             // ones: a few sets for each reach.
-            let made = options.solutions.egraphs_built();
-            assert!((2 * count..=4 * count).contains(&made), "{made} e-graphs for {count} collectives");
+            let built = options.solutions.egraphs_built();
+            assert!((2 * count..=4 * count).contains(&built), "{built} e-graphs for {count} collectives");
         }
     }
 

@@ -253,7 +253,7 @@ mod tests {
     fn symbols(dims: &[&str], ranges: &str) -> (Vec<String>, Vec<String>) {
         let metadata = [proto::StringStringEntryProto { key: RANGES.into(), value: ranges.into() }];
         let mut notes = Vec::new();
-        let found = ProgramSymbols::new(
+        let symbols = ProgramSymbols::new(
             &[&argument(dims)],
             &metadata,
             &SymbolConstraints::default(),
@@ -265,29 +265,29 @@ mod tests {
             let alias = s.alias.as_ref().map_or(String::new(), |a| format!(" ({a})"));
             format!("{}{alias} {}..{}", s.name, s.min, s.max)
         };
-        (found.table.values().map(show).collect(), notes)
+        (symbols.table.values().map(show).collect(), notes)
     }
 
     #[test]
     fn ranges_belong_to_symbols_where_that_is_certain() {
-        let all = |dims: &[&str], ranges| symbols(dims, ranges).0;
-        assert_eq!(all(&["tokens", "4"], "{s23: VR[2, 1024]}"), ["tokens (s23) 2..1024"]);
-        assert_eq!(all(&["s23"], "{s23: VR[2, 1024]}"), ["tokens (s23) 2..1024"]);
-        assert_eq!(all(&["a", "s1"], "{s0: VR[2, 8], s1: VR[3, 9]}"), ["a (s0) 2..8", "s1 3..9"]);
-        assert_eq!(all(&["a", "b"], "{s0: VR[2, 8], s1: VR[2, 8]}"), ["a 2..8", "b 2..8"]);
+        let resolved = |dims: &[&str], ranges| symbols(dims, ranges).0;
+        assert_eq!(resolved(&["tokens", "4"], "{s23: VR[2, 1024]}"), ["tokens (s23) 2..1024"]);
+        assert_eq!(resolved(&["s23"], "{s23: VR[2, 1024]}"), ["tokens (s23) 2..1024"]);
+        assert_eq!(resolved(&["a", "s1"], "{s0: VR[2, 8], s1: VR[3, 9]}"), ["a (s0) 2..8", "s1 3..9"]);
+        assert_eq!(resolved(&["a", "b"], "{s0: VR[2, 8], s1: VR[2, 8]}"), ["a 2..8", "b 2..8"]);
         // The assignment is unknown, so each symbol gets a range that covers both.
-        let (found, notes) = symbols(&["a", "b"], "{s0: VR[2, 8], s1: VR[3, 9]}");
-        assert_eq!(found, ["a 2..9", "b 2..9"]);
+        let (shown, notes) = symbols(&["a", "b"], "{s0: VR[2, 8], s1: VR[3, 9]}");
+        assert_eq!(shown, ["a 2..9", "b 2..9"]);
         assert_eq!(notes[1], "symbol b is assumed to be 2 to 9: its range is not certain");
         // Symbols without a bound get the default one.
-        let (found, notes) = symbols(&["a", "b"], "{s0: VR[2, 8]}");
-        assert_eq!(found, ["a 0..1048576", "b 0..1048576"]);
+        let (shown, notes) = symbols(&["a", "b"], "{s0: VR[2, 8]}");
+        assert_eq!(shown, ["a 0..1048576", "b 0..1048576"]);
         assert_eq!(notes[0], "symbol a has no upper bound in the program; assuming 1048576");
         assert_eq!(
-            all(&["a b", "a_b", "c d"], ""),
+            resolved(&["a b", "a_b", "c d"], ""),
             ["a_b (a b) 0..1048576", "a_b_2 (a_b) 0..1048576", "c_d (c d) 0..1048576"]
         );
-        assert_eq!(all(&["n"], "{s0: VR[1, int_oo]}"), ["n (s0) 1..1048576"]);
+        assert_eq!(resolved(&["n"], "{s0: VR[1, int_oo]}"), ["n (s0) 1..1048576"]);
         assert!(
             ProgramSymbols::new(
                 &[&argument(&["n"])],

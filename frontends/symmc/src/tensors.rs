@@ -262,8 +262,8 @@ mod tests {
     #[test]
     fn a_file_that_is_shortened_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
-        let whole = fs::metadata(file(folder.path(), 5000)).unwrap().len();
-        for cut in [0, 1, 7, 8, 9, 40, 100, 4096, 8192, whole - 1] {
+        let length = fs::metadata(file(folder.path(), 5000)).unwrap().len();
+        for cut in [0, 1, 7, 8, 9, 40, 100, 4096, 8192, length - 1] {
             let path = file(folder.path(), 5000);
             let map = MappedFile::open(&path).unwrap();
             OpenOptions::new().write(true).open(&path).unwrap().set_len(cut).unwrap();

@@ -400,16 +400,19 @@ mod tests {
             kernel_us: 4.0,
             crossing_us: 9.0,
         });
-        let rate =
-            |(rows, part): (u64, f64)| ProductRate { rows, matmul_16bit: 600.0 * part, matmul: 50.0 * part };
-        let parts = [0.002, 0.03, 0.12, 0.5, 0.9, 1.0];
-        profile.product_rates = MEASURED_ROWS.into_iter().zip(parts).map(rate).collect();
+        let rate = |(rows, share): (u64, f64)| ProductRate {
+            rows,
+            matmul_16bit: 600.0 * share,
+            matmul: 50.0 * share,
+        };
+        let shares = [0.002, 0.03, 0.12, 0.5, 0.9, 1.0];
+        profile.product_rates = MEASURED_ROWS.into_iter().zip(shares).map(rate).collect();
         let mut turn = 0;
         for kind in CollectiveKind::sample_kinds(ranks).into_iter().filter(|kind| !kind.moves_by_data()) {
             for variant in profile.supported_variants(&kind) {
                 turn += 1;
                 let (taken, rate) = (0.1 + 0.1 * f64::from(turn % 7), 0.15 + 0.1 * f64::from(turn % 5));
-                let of = ContentionMeasurement {
+                let measurement = ContentionMeasurement {
                     collective: kind.collective_name(),
                     variant,
                     ranks,
@@ -417,12 +420,12 @@ mod tests {
                     taken,
                     rate,
                 };
-                let known = profile
+                let is_known = profile
                     .contention
                     .iter()
-                    .any(|c| (c.collective, c.variant) == (of.collective, of.variant));
-                if !known {
-                    profile.contention.push(of);
+                    .any(|c| (c.collective, c.variant) == (measurement.collective, measurement.variant));
+                if !is_known {
+                    profile.contention.push(measurement);
                 }
             }
         }
@@ -443,29 +446,32 @@ mod tests {
     #[test]
     fn a_machine_is_found_by_what_its_programs_take() {
         for ranks in [2, 4] {
-            let known = known(ranks);
-            let measure = |plan: &CheckedPlan| Ok(estimate(plan, &known)?[0].total_us);
-            let TuneResult { profile, notes } = tune_profile(unknown(&known), ranks, &measure);
+            let machine = known(ranks);
+            let measure = |plan: &CheckedPlan| Ok(estimate(plan, &machine)?[0].total_us);
+            let TuneResult { profile, notes } = tune_profile(unknown(&machine), ranks, &measure);
             assert!(notes.is_empty(), "{notes:#?}");
-            let [found, expected] = [&profile, &known].map(|p| p.throughput.expect("a throughput"));
-            assert!(near(found.kernel_us, expected.kernel_us, 0.01), "{found:?}");
-            assert!(near(found.attention, expected.attention, 0.02), "{found:?}");
-            assert!(near(found.matmul_16bit, expected.matmul_16bit, 0.02), "{found:?}");
-            assert!(near(found.matmul, expected.matmul, 0.02), "{found:?}");
-            assert!(near(found.crossing_us, expected.crossing_us, 0.15), "{found:?}");
+            let [measured, expected] = [&profile, &machine].map(|p| p.throughput.expect("a throughput"));
+            assert!(near(measured.kernel_us, expected.kernel_us, 0.01), "{measured:?}");
+            assert!(near(measured.attention, expected.attention, 0.02), "{measured:?}");
+            assert!(near(measured.matmul_16bit, expected.matmul_16bit, 0.02), "{measured:?}");
+            assert!(near(measured.matmul, expected.matmul, 0.02), "{measured:?}");
+            assert!(near(measured.crossing_us, expected.crossing_us, 0.15), "{measured:?}");
             assert_eq!(profile.product_rates.len(), MEASURED_ROWS.len());
-            for (found, expected) in profile.product_rates.iter().zip(&known.product_rates).skip(2) {
-                assert!(near(found.matmul_16bit, expected.matmul_16bit, 0.02), "{found:?} {expected:?}");
+            for (measured, expected) in profile.product_rates.iter().zip(&machine.product_rates).skip(2) {
+                assert!(
+                    near(measured.matmul_16bit, expected.matmul_16bit, 0.02),
+                    "{measured:?} {expected:?}"
+                );
             }
-            assert_eq!(profile.contention.len(), known.contention.len());
+            assert_eq!(profile.contention.len(), machine.contention.len());
             for found in &profile.contention {
                 let kinds = CollectiveKind::sample_kinds(ranks);
                 let kind =
                     kinds.iter().find(|kind| kind.collective_name() == found.collective).expect("a kind");
-                let expected = known.timed_collectives(&[(kind, found.bytes)], found.variant, None, ranks);
+                let expected = machine.timed_collectives(&[(kind, found.bytes)], found.variant, None, ranks);
                 let expected = expected.expect("a curve");
                 let [taken, rate] = [expected.compute_share, expected.rate]
-                    .map(|part| f64::from(part) / f64::from(FULL_RATE));
+                    .map(|share| f64::from(share) / f64::from(FULL_RATE));
                 assert!((found.taken - taken).abs() < 0.05, "{taken}: {found:?}");
                 assert!((found.rate - rate).abs() < 0.08, "{rate}: {found:?}");
             }
@@ -476,21 +482,21 @@ mod tests {
     /// A value that cannot be measured is named and keeps its old value. The others are measured.
     #[test]
     fn measurements_that_fail_are_named() {
-        let known = known(2);
+        let machine = known(2);
         let measure = |plan: &CheckedPlan| {
             let text = &plan.source.text;
             if text.contains("attention") || text.contains("via=push") || text.contains("f32[64, ") {
                 return Err(Error::new(ErrorKind::Run, "no kernel".to_string()));
             }
-            Ok(estimate(plan, &known)?[0].total_us)
+            Ok(estimate(plan, &machine)?[0].total_us)
         };
-        let start = unknown(&known);
+        let start = unknown(&machine);
         let TuneResult { profile, notes } = tune_profile(start.clone(), 2, &measure);
         for part in ["the rate of attention", "products of 64 rows in f32", "all_gather by push"] {
             assert!(notes.iter().any(|n| n.contains(part) && n.contains("no kernel")), "{part}: {notes:#?}");
         }
-        let [found, before] = [&profile, &start].map(|p| p.throughput.expect("a throughput"));
-        assert!(found.attention == before.attention && found.kernel_us != before.kernel_us);
+        let [after, before] = [&profile, &start].map(|p| p.throughput.expect("a throughput"));
+        assert!(after.attention == before.attention && after.kernel_us != before.kernel_us);
         assert!(profile.contention.iter().all(|c| c.variant != CollectiveVariant::Push));
         assert!(profile.contention.len() > 4 && profile.product_rates.len() == MEASURED_ROWS.len() - 1);
         // Nothing can be measured: all values stay as they were.

@@ -224,8 +224,8 @@ mod tests {
             ("m::f(Tensor(a!) x) -> (Tensor, Tensor(a!))", "found both"),
             ("m::f(Tensor x) -> Tensor(a!)", "expected an argument (a!)"),
         ] {
-            let found = DeclaredOp::parse(text).unwrap_err();
-            assert!(found.contains(expected), "{text}: {found}");
+            let error = DeclaredOp::parse(text).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 }

@@ -293,8 +293,8 @@ mod tests {
             (body("arg %x: f32[$x]"), "line 2: expected `$x.dtype` or an extent"),
             (body("arg %x: f32[$n.dtype]"), "line 2: expected `$n` or `$n.size`, found `$n.dtype`"),
         ] {
-            let found = OpDefinition::parse(&text).unwrap_err();
-            assert!(found.contains(expected), "{text}: {found}");
+            let error = OpDefinition::parse(&text).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 }

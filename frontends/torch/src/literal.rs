@@ -261,8 +261,8 @@ mod tests {
         ] {
             assert_eq!(Literal::parse(text), Some(Literal::Text(expected.into())), "{text}");
             let list = format!("[{text}, {text}]");
-            let both = Literal::List(vec![Literal::Text(expected.into()); 2]);
-            assert_eq!(Literal::parse(&list), Some(both), "{list}");
+            let pair = Literal::List(vec![Literal::Text(expected.into()); 2]);
+            assert_eq!(Literal::parse(&list), Some(pair), "{list}");
         }
     }
 

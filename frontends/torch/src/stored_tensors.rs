@@ -297,11 +297,11 @@ mod tests {
     use crate::schema::StoredDevice;
 
     fn region(sizes: &[i64], strides: &[i64], offset: i64) -> Result<StorageRegion> {
-        let all = |v: &[i64]| v.iter().map(|&i| StoredInt { as_int: Some(i) }).collect();
+        let stored_ints = |v: &[i64]| v.iter().map(|&i| StoredInt { as_int: Some(i) }).collect();
         let meta = StorageMeta {
             dtype: 1,
-            sizes: all(sizes),
-            strides: all(strides),
+            sizes: stored_ints(sizes),
+            strides: stored_ints(strides),
             storage_offset: StoredInt { as_int: Some(offset) },
             layout: STRIDED,
             device: StoredDevice::default(),

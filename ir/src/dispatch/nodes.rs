@@ -584,8 +584,9 @@ mod tests {
         let push = "%b: bf16[16, 3] = all_gather %y group=@w via=push\n";
         let verify_nodes = |nodes: &[&str]| {
             let graph = text::parse(&collectives(&nodes.concat())).unwrap_or_else(|e| panic!("{e}"));
-            verify(&graph)
-                .map_err(|found| found.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+            verify(&graph).map_err(|violations| {
+                violations.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+            })
         };
         let pushed = gather.replace("pull", "push");
         for fits in [[gather, exchange], [gather, scatter], [&pushed, push]] {
@@ -605,8 +606,8 @@ mod tests {
             ),
             ("%b: bf16[4, 3] = neg %y\n", "no collective"),
         ] {
-            let found = verify_nodes(&[gather, second]).expect_err(why);
-            assert!(found.contains("dispatch of form collectives, found"), "{why}: {found}");
+            let error = verify_nodes(&[gather, second]).expect_err(why);
+            assert!(error.contains("dispatch of form collectives, found"), "{why}: {error}");
         }
     }
 
@@ -617,7 +618,8 @@ mod tests {
             let text =
                 PROGRAM.replace(nodes, replaced).replace("%d: bf16[8, 4] = permute %b perm=[1, 0]\n", "");
             let graph = text::parse(&text.replace("return %d\n", returned)).unwrap_or_else(|e| panic!("{e}"));
-            verify(&graph).map_err(|found| found.iter().map(ToString::to_string).collect::<String>())
+            verify(&graph)
+                .map_err(|violations| violations.iter().map(ToString::to_string).collect::<String>())
         };
         let chain = "%b: f32[8] = neg %s\n%e: f32[8] = abs %b\n%c: f32[4, 8] = mul %a, %e\n";
         assert_eq!(verify_nodes(chain, ""), Ok(()));
@@ -629,8 +631,8 @@ mod tests {
             // The other nodes have fewer elements.
             ("%b: f32[2, 4, 8] = add %three, %a\n%c: f32[4, 8] = mul %a, %s\n", ""),
         ] {
-            let found = verify_nodes(broken, returned).expect_err(broken);
-            assert!(found.contains("the shape"), "{found}");
+            let error = verify_nodes(broken, returned).expect_err(broken);
+            assert!(error.contains("the shape"), "{error}");
         }
     }
 
@@ -662,8 +664,8 @@ mod tests {
         ] {
             let text = PROGRAM.replace(from, to).replace("%d: bf16[8, 4] = permute %b perm=[1, 0]\n", "");
             let graph = text::parse(&text.replace("return %d\n", "")).unwrap_or_else(|e| panic!("{e}"));
-            let found = verify(&graph).expect_err(to);
-            assert!(found.iter().any(|v| v.to_string().contains(message)), "{found:?}");
+            let violations = verify(&graph).expect_err(to);
+            assert!(violations.iter().any(|v| v.to_string().contains(message)), "{violations:?}");
         }
     }
 }

@@ -411,13 +411,13 @@ mod tests {
         let nan = f64::NAN;
         let f16 = Tolerance { may_overflow: true, ..Tolerance::absolute(0.1) };
         let with = |found: f64, expected: f64, noisy: &[f64]| {
-            let found = f32s(&[found]);
+            let actual = f32s(&[found]);
             let expected = f32s(&[expected]);
             let mut spread = NoiseSpread::without_moves(&expected);
             for &x in noisy {
                 spread.widen(&expected, &f32s(&[x]));
             }
-            compare_with_spread(&found, &expected, f16, &spread)
+            compare_with_spread(&actual, &expected, f16, &spread)
         };
         let c = with(inf, 1e5, &[1e5, inf]);
         assert!(c.agrees() && c.overflowed == 1, "{c}");
@@ -458,20 +458,20 @@ mod tests {
     #[test]
     fn rounds_of_noise_look_at_elements_beyond_the_tolerance() {
         let expected = f32s(&[1.0, 2.0, 3.0, 4.0]);
-        let found = f32s(&[1.0, 2.5, 3.0, 5.0]);
+        let actual = f32s(&[1.0, 2.5, 3.0, 5.0]);
         let tolerance = Tolerance::absolute(0.1);
-        let mut spread = spread_of_beyond(&found, &expected, tolerance);
+        let mut spread = spread_of_beyond(&actual, &expected, tolerance);
         assert_eq!(spread.elements().collect::<Vec<_>>(), [1, 3]);
-        assert_eq!(count_unexplained(&spread, &found, &expected, tolerance), 2);
+        assert_eq!(count_unexplained(&spread, &actual, &expected, tolerance), 2);
         spread.widen(&expected, &f32s(&[9.0, 2.2, 9.0, 4.1]));
-        assert_eq!(count_unexplained(&spread, &found, &expected, tolerance), 1);
+        assert_eq!(count_unexplained(&spread, &actual, &expected, tolerance), 1);
         spread.widen(&expected, &f32s(&[1.0, 2.0, 3.0, 4.5]));
-        assert_eq!(count_unexplained(&spread, &found, &expected, tolerance), 0);
-        let c = compare_with_spread(&found, &expected, tolerance, &spread);
+        assert_eq!(count_unexplained(&spread, &actual, &expected, tolerance), 0);
+        let c = compare_with_spread(&actual, &expected, tolerance, &spread);
         assert!(c.agrees() && c.sensitive == 2, "{c}");
         // The spread does not cover an element that was within its tolerance.
-        let other = f32s(&[8.0, 2.5, 3.0, 5.0]);
-        assert_eq!(compare_with_spread(&other, &expected, tolerance, &spread).beyond, 1);
+        let worse = f32s(&[8.0, 2.5, 3.0, 5.0]);
+        assert_eq!(compare_with_spread(&worse, &expected, tolerance, &spread).beyond, 1);
     }
 
     #[test]
@@ -548,8 +548,8 @@ mod tests {
         for (dtype, last_place) in [(DType::F32, -23), (DType::F16, -10), (DType::BF16, -7)] {
             let step = 2f64.powi(last_place);
             let expected = floats(dtype, &[1.0, -1.5, step, 0.0, 2.0]);
-            let found = floats(dtype, &[1.0 + step, -1.5, 3.0 * step, -2.0 * step, 2.0 - 2.0 * step]);
-            assert!(passes(&found, &expected), "{dtype}");
+            let sums = floats(dtype, &[1.0 + step, -1.5, 3.0 * step, -2.0 * step, 2.0 - 2.0 * step]);
+            assert!(passes(&sums, &expected), "{dtype}");
         }
         // Adjacent numbers among the smallest ones.
         let [found, expected] = [[3_u16, 9], [4, 8]].map(|bits| {

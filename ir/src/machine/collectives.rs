@@ -153,10 +153,10 @@ mod tests {
             for bytes in [1, 1 << 10, 100_000, 1 << 20, 1 << 29] {
                 for exit in [Some(false), Some(true)] {
                     let several = p.estimate_collectives(&[(kind, bytes)], CollectiveVariant::Pull, exit, 4);
-                    let alone = p
+                    let single = p
                         .estimate_collective(kind, CollectiveVariant::Pull, exit, bytes, 4)
                         .expect("a curve");
-                    assert_eq!(several, Some(alone), "{bytes}");
+                    assert_eq!(several, Some(single), "{bytes}");
                 }
             }
         }
@@ -192,11 +192,11 @@ mod tests {
     #[test]
     fn several_collectives_slow_computation_like_one_of_all_bytes() {
         let p = profile();
-        let all = [(&GATHER, 1u64 << 20); 8];
-        let several = p.timed_collectives(&all, CollectiveVariant::Push, None, 4).expect("curves");
-        let one =
+        let gathers = [(&GATHER, 1u64 << 20); 8];
+        let several = p.timed_collectives(&gathers, CollectiveVariant::Push, None, 4).expect("curves");
+        let joined =
             p.timed_collectives(&[(&GATHER, 8 << 20)], CollectiveVariant::Push, None, 4).expect("a curve");
-        assert_eq!((several.compute_share, several.rate), (one.compute_share, one.rate));
-        assert!(several.communicates && several.time > one.time);
+        assert_eq!((several.compute_share, several.rate), (joined.compute_share, joined.rate));
+        assert!(several.communicates && several.time > joined.time);
     }
 }

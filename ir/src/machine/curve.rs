@@ -224,8 +224,8 @@ mod tests {
                 "points": [[1000, 5.0], [2000, 6.0]], "blocks": [8, 32]}"#,
         )
         .expect("a curve");
-        let found = [1, 1000, 1999, 2000, 1 << 40].map(|bytes| curve.blocks_at(bytes));
-        assert_eq!(found, [8, 8, 8, 32, 32].map(Some));
+        let blocks = [1, 1000, 1999, 2000, 1 << 40].map(|bytes| curve.blocks_at(bytes));
+        assert_eq!(blocks, [8, 8, 8, 32, 32].map(Some));
         curve.blocks.clear();
         assert_eq!(curve.blocks_at(1000), None);
     }

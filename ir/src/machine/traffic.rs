@@ -208,13 +208,13 @@ mod tests {
 
     #[test]
     fn in_place_stores_move_the_stored_elements() {
-        let put = "arg %c: bf16[4096, 64]\narg %s: bf16[t, 64]\narg %i: i64[t]\n\
+        let program = "arg %c: bf16[4096, 64]\narg %s: bf16[t, 64]\narg %i: i64[t]\n\
             %y: bf16[4096, 64] = index_put %c, %s, %i axis=0 accumulate=false\nreturn %y\n";
         let source = 16 * 64 * 2;
         let cache = 4096 * 64 * 2;
-        assert_eq!(moved(put, true), 2 * source + 16 * 8);
-        assert_eq!(moved(put, false), 2 * cache + source + 16 * 8);
-        assert_eq!(moved(&put.replace("=false", "=true"), true), 3 * source + 16 * 8);
+        assert_eq!(moved(program, true), 2 * source + 16 * 8);
+        assert_eq!(moved(program, false), 2 * cache + source + 16 * 8);
+        assert_eq!(moved(&program.replace("=false", "=true"), true), 3 * source + 16 * 8);
     }
 
     #[test]
@@ -243,14 +243,14 @@ mod tests {
         assert_eq!(moved(&nine, &[]), StepTraffic { bytes: 2 * 9 * 16, kernels: 2 });
         assert_eq!(moved(&nine, &[3]), StepTraffic { bytes: 2 * 8 * 16, kernels: 1 });
         // Large contiguous operands are copied one by one.
-        let whole = 512 * 1024 * 4;
+        let operand_bytes = 512 * 1024 * 4;
         assert_eq!(
             moved("%y: f32[1024, 1024] = concat %h, %h axis=0\n", &[]),
-            StepTraffic { bytes: 4 * whole, kernels: 2 }
+            StepTraffic { bytes: 4 * operand_bytes, kernels: 2 }
         );
         assert_eq!(
             moved("%y: f32[512, 2048] = concat %h, %h axis=1\n", &[]),
-            StepTraffic { bytes: 4 * whole, kernels: 1 }
+            StepTraffic { bytes: 4 * operand_bytes, kernels: 1 }
         );
     }
 

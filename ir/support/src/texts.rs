@@ -21,11 +21,11 @@ mod tests {
     fn long_texts_keep_both_ends() {
         for length in [0, 1, 100, 101, 1 << 20] {
             for max_bytes in [0, 40, 64, 100, 4096] {
-                let whole: String = "aé→".chars().cycle().take(length).collect();
-                let short = shorten_middle(&whole, max_bytes);
+                let text: String = "aé→".chars().cycle().take(length).collect();
+                let short = shorten_middle(&text, max_bytes);
                 assert!(short.len() <= max_bytes.max(40), "{length} {max_bytes}: {}", short.len());
-                assert_eq!(short == whole, whole.len() <= max_bytes, "{length} {max_bytes}");
-                assert_eq!(whole.starts_with('a'), short.starts_with(['a', '…']) && length > 0);
+                assert_eq!(short == text, text.len() <= max_bytes, "{length} {max_bytes}");
+                assert_eq!(text.starts_with('a'), short.starts_with(['a', '…']) && length > 0);
             }
         }
     }

@@ -207,9 +207,9 @@ mod tests {
             let list = format!("{secret:?}");
             assert!(!text.contains(&hex) && !text.contains(list.trim_matches(['[', ']'])), "{text}");
         }
-        let mut both = Answers(Vec::new(), |mine: &[u8]| vec![mine.to_vec(), with(mine, 1, 2)]);
-        let group = Group::bootstrap(0, 2, &mut both).unwrap();
-        let hex: String = both.0[0][8..].iter().map(|b| format!("{b:02x}")).collect();
+        let mut answers = Answers(Vec::new(), |mine: &[u8]| vec![mine.to_vec(), with(mine, 1, 2)]);
+        let group = Group::bootstrap(0, 2, &mut answers).unwrap();
+        let hex: String = answers.0[0][8..].iter().map(|b| format!("{b:02x}")).collect();
         let next = group.next_session_membership().unwrap();
         assert!(next.run.contains(&hex), "the ranks meet by it");
         assert!(!format!("{group:?} {next:?} {}", next.public_run_name()).contains(&hex));

@@ -288,11 +288,11 @@ mod tests {
     fn groups_are_shared_by_cells_and_never_within_a_program() {
         let world = || Some(vec![vec![0, 1, 2, 3]]);
         let pairs = || Some(vec![vec![0, 1], vec![2, 3]]);
-        let mut all = arrangement();
+        let mut layout = arrangement();
         let mut numbers = |cells: &[Option<CellRanks>]| {
             let mut groups = Vec::new();
             for cells in cells {
-                let group = all.assign_group(cells.clone(), &groups);
+                let group = layout.assign_group(cells.clone(), &groups);
                 groups.push(group);
             }
             groups
@@ -306,10 +306,10 @@ mod tests {
     #[test]
     fn fixed_memory_is_apart_and_buffers_keep_their_alignment() {
         for room in [None, Some(1 << 20)] {
-            let mut all = SessionLayout { fixed_capacity: room, ..arrangement() };
+            let mut layout = SessionLayout { fixed_capacity: room, ..arrangement() };
             for (fixed, symmetric) in [(0, 5000), (4160, 9000), (64, 64), (8192, 8192), (12_352, 100_000)] {
                 let (is_open, ordinary) = (true, symmetric);
-                all.programs.push(ProgramLayout {
+                layout.programs.push(ProgramLayout {
                     is_open,
                     ordinary,
                     fixed_end: fixed,
@@ -317,31 +317,34 @@ mod tests {
                     groups: vec![],
                 });
             }
-            assert_eq!(all.ordinary_bytes(), 100_000);
-            all.close_program(1);
-            let open = (0..all.program_count()).filter(|&number| all.is_open(number));
+            assert_eq!(layout.ordinary_bytes(), 100_000);
+            layout.close_program(1);
+            let open = (0..layout.program_count()).filter(|&number| layout.is_open(number));
             let mut fixed: Vec<(usize, usize)> = Vec::new();
             for number in open {
-                let (placement, program) = (all.program_placement(number), &all.programs[number]);
-                assert_eq!(placement.symmetric_bytes, all.symmetric_bytes());
+                let (placement, program) = (layout.program_placement(number), &layout.programs[number]);
+                assert_eq!(placement.symmetric_bytes, layout.symmetric_bytes());
                 let range = (placement.session_offset(0), placement.session_offset(0) + program.fixed_end);
                 let buffers = placement.session_offset(program.fixed_end);
                 assert!(buffers % 4096 == program.fixed_end % 4096, "program {number}");
                 let end = buffers + program.symmetric - program.fixed_end;
-                assert!(end <= all.required_bytes(), "program {number}");
+                assert!(end <= layout.required_bytes(), "program {number}");
                 if program.fixed_end > 0 {
                     assert!(
-                        range.1 <= all.symmetric_bytes()
+                        range.1 <= layout.symmetric_bytes()
                             && fixed.iter().all(|f| range.1 <= f.0 || f.1 <= range.0)
                     );
                     fixed.push(range);
                 }
             }
-            let most = (0..all.program_count())
-                .filter(|&n| all.is_open(n))
-                .map(|n| all.programs[n].buffer_bytes())
+            let max_buffer_bytes = (0..layout.program_count())
+                .filter(|&n| layout.is_open(n))
+                .map(|n| layout.programs[n].buffer_bytes())
                 .max();
-            assert!(fixed.iter().all(|&(start, _)| Some(start) >= most), "{fixed:?}, buffers {most:?}");
+            assert!(
+                fixed.iter().all(|&(start, _)| Some(start) >= max_buffer_bytes),
+                "{fixed:?}, buffers {max_buffer_bytes:?}"
+            );
         }
     }
 }

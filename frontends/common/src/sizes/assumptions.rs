@@ -312,12 +312,12 @@ mod tests {
             let resolved = [left, right].map(|side| {
                 let parsed = sympy::parse(side).expect(side);
                 let names = sympy::symbols_in(&parsed).into_iter();
-                let known: IndexMap<&str, Dim> = names
+                let dims_by_name: IndexMap<&str, Dim> = names
                     .map(|name| {
                         (name, symbols.parse_dim(dims.get(name).map_or(name, |dim| dim)).expect("a dim"))
                     })
                     .collect();
-                sympy::to_dim(&parsed, &|name| Ok(known[name].clone())).expect("a dim")
+                sympy::to_dim(&parsed, &|name| Ok(dims_by_name[name].clone())).expect("a dim")
             });
             let [left, right] = resolved;
             let named: BTreeSet<_> = [left.symbols(), right.symbols()].concat().into_iter().collect();
@@ -341,13 +341,13 @@ mod tests {
     }
 
     fn found(all: &[(&str, i64)], needs: &[&str], may_fix_sizes: bool) -> Result<String, String> {
-        let mut known = SizeAssumptions::new(Vec::new(), may_fix_sizes);
-        assume(&mut known, &sizes(all), needs).map(|dims| dims.join(" "))
+        let mut assumptions = SizeAssumptions::new(Vec::new(), may_fix_sizes);
+        assume(&mut assumptions, &sizes(all), needs).map(|dims| dims.join(" "))
     }
 
     #[test]
     fn operators_get_the_relation_that_they_need() {
-        let all = [("a", 6), ("b", 6), ("c", 3), ("d", 2), ("e", 12)];
+        let sizes = [("a", 6), ("b", 6), ("c", 3), ("d", 2), ("e", 12)];
         for (needs, expected) in [
             (&["a=b"][..], "b=a"),
             (&["a=c*d"], "a=c*d"),
@@ -357,19 +357,19 @@ mod tests {
             (&["a=b", "e=a*d"], "b=a e=a*d"),
             (&["e>c", "c>d"], "e=e_beyond_c + d + c_beyond_d c=d + c_beyond_d"),
         ] {
-            assert_eq!(found(&all, needs, true).as_deref(), Ok(expected), "{needs:?}");
+            assert_eq!(found(&sizes, needs, true).as_deref(), Ok(expected), "{needs:?}");
         }
         // The first node without a relation is the error, and nothing is assumed for it.
         for needs in [&["c=3"][..], &["a=e"], &["c>e"], &["a=b", "e=5*a"]] {
             let node = format!("node {}", needs.len() - 1);
-            assert_eq!(found(&all, needs, false), Err(node), "{needs:?}");
+            assert_eq!(found(&sizes, needs, false), Err(node), "{needs:?}");
         }
     }
 
     #[test]
     fn errors_of_another_kind_or_of_the_caller_end_the_search() {
         let mut calls = 0;
-        let mut known = SizeAssumptions::new(Vec::new(), true);
+        let mut assumptions = SizeAssumptions::new(Vec::new(), true);
         let refusal = |kind: &str| ImportRejection {
             error: kind.to_string(),
             node: None,
@@ -381,11 +381,11 @@ mod tests {
             Ok(Err(refusal("unsupported")))
         };
         assert_eq!(
-            known.import_with_assumptions(&sizes(&[("a", 1)]), &mut open),
+            assumptions.import_with_assumptions(&sizes(&[("a", 1)]), &mut open),
             Err("unsupported".to_string())
         );
         assert_eq!(calls, 1);
-        let aborted = known.import_with_assumptions(&sizes(&[]), |_| {
+        let aborted = assumptions.import_with_assumptions(&sizes(&[]), |_| {
             Err::<ImportAttempt<(), String>, _>("interrupted".to_string())
         });
         assert_eq!(aborted, Err("interrupted".to_string()));
@@ -394,40 +394,41 @@ mod tests {
     #[test]
     fn quotients_take_the_place_of_sizes_in_steps() {
         let step = SizeStep { symbol: "s".into(), step: 4, rest: 1 };
-        let mut known = SizeAssumptions::new(vec![step], true);
-        let all = known.complete_sizes(sizes(&[("s", 21), ("t", 5), ("u", 3)])).expect("in steps");
-        assert_eq!(all, sizes(&[("s", 21), ("t", 5), ("u", 3), ("s_by_4", 5)]));
-        assert!(known.complete_sizes(sizes(&[("s", 20)])).is_err());
-        assert_eq!(assume(&mut known, &all, &["4*t+1=s"]).expect("equal"), ["s=4*t + 1"]);
+        let mut assumptions = SizeAssumptions::new(vec![step], true);
+        let completed =
+            assumptions.complete_sizes(sizes(&[("s", 21), ("t", 5), ("u", 3)])).expect("in steps");
+        assert_eq!(completed, sizes(&[("s", 21), ("t", 5), ("u", 3), ("s_by_4", 5)]));
+        assert!(assumptions.complete_sizes(sizes(&[("s", 20)])).is_err());
+        assert_eq!(assume(&mut assumptions, &completed, &["4*t+1=s"]).expect("equal"), ["s=4*t + 1"]);
         assert_eq!(
-            assume(&mut known, &all, &["4*t+1=s", "t>u"]).expect("at least"),
+            assume(&mut assumptions, &completed, &["4*t+1=s", "t>u"]).expect("at least"),
             ["s=4*u + 4*t_beyond_u + 1", "t=u + t_beyond_u"]
         );
-        assert_eq!(known.complete_sizes(all.clone()).expect("in steps")["t_beyond_u"], 2);
+        assert_eq!(assumptions.complete_sizes(completed.clone()).expect("in steps")["t_beyond_u"], 2);
         let ranges = IndexMap::from([("u".to_string(), (1, 64)), ("t_beyond_u".to_string(), (0, 64))]);
         assert_eq!(
-            known.bucket_ends(&ranges, &[8, 100, 8]),
+            assumptions.bucket_ends(&ranges, &[8, 100, 8]),
             IndexMap::from([("u".to_string(), vec![8, 64])])
         );
         let ranges = IndexMap::from([("s_by_4".to_string(), (1, 64))]);
         let expected = IndexMap::from([("s_by_4".to_string(), vec![2, 7, 64])]);
-        assert_eq!(known.bucket_ends(&ranges, &[32, 11, 0, 4096]), expected);
-        assert!(known.bucket_ends(&ranges, &[]).is_empty());
-        known.fix_sizes(&["s".to_string(), "t".to_string(), "x".to_string()], &all);
-        assert_eq!(known.symbol_expressions()["s"], "21");
+        assert_eq!(assumptions.bucket_ends(&ranges, &[32, 11, 0, 4096]), expected);
+        assert!(assumptions.bucket_ends(&ranges, &[]).is_empty());
+        assumptions.fix_sizes(&["s".to_string(), "t".to_string(), "x".to_string()], &completed);
+        assert_eq!(assumptions.symbol_expressions()["s"], "21");
     }
 
     #[test]
     fn relations_that_other_sizes_refute_are_not_assumed_again() {
-        let mut known = SizeAssumptions::new(Vec::new(), false);
-        let needs = |known: &mut _, all: &[(&str, i64)]| assume(known, &sizes(all), &["a>b"]);
-        assert_eq!(needs(&mut known, &[("a", 6), ("b", 6)]).expect("equal"), ["b=a"]);
-        assert!(known.drop_refuted(&sizes(&[("a", 7), ("b", 7)])));
-        assert!(!known.drop_refuted(&sizes(&[("a", 7), ("b", 5)])));
-        assert_eq!(needs(&mut known, &[("a", 7), ("b", 5)]).expect("at least"), ["a=b + a_beyond_b"]);
-        assert!(known.drop_refuted(&sizes(&[("a", 6), ("b", 6)])));
-        assert!(!known.drop_refuted(&sizes(&[("a", 5), ("b", 6)])));
-        assert_eq!(needs(&mut known, &[("a", 6), ("b", 6)]), Err("node 0".to_string()));
+        let mut assumptions = SizeAssumptions::new(Vec::new(), false);
+        let needs = |assumptions: &mut _, all: &[(&str, i64)]| assume(assumptions, &sizes(all), &["a>b"]);
+        assert_eq!(needs(&mut assumptions, &[("a", 6), ("b", 6)]).expect("equal"), ["b=a"]);
+        assert!(assumptions.drop_refuted(&sizes(&[("a", 7), ("b", 7)])));
+        assert!(!assumptions.drop_refuted(&sizes(&[("a", 7), ("b", 5)])));
+        assert_eq!(needs(&mut assumptions, &[("a", 7), ("b", 5)]).expect("at least"), ["a=b + a_beyond_b"]);
+        assert!(assumptions.drop_refuted(&sizes(&[("a", 6), ("b", 6)])));
+        assert!(!assumptions.drop_refuted(&sizes(&[("a", 5), ("b", 6)])));
+        assert_eq!(needs(&mut assumptions, &[("a", 6), ("b", 6)]), Err("node 0".to_string()));
     }
 
     #[test]
@@ -440,25 +441,25 @@ mod tests {
             let mut draw =
                 || -> CallSizes { names.map(|name| (name.to_string(), 1 + random.below(4) as i64)).into() };
             let first = draw();
-            let then = draw();
+            let second = draw();
             let needs: Vec<&str> = (0..2).map(|_| random.pick(&pool)).collect();
-            let mut known = SizeAssumptions::new(Vec::new(), random.one_in(2));
-            if assume(&mut known, &first, &needs).is_err() {
+            let mut assumptions = SizeAssumptions::new(Vec::new(), random.one_in(2));
+            if assume(&mut assumptions, &first, &needs).is_err() {
                 continue;
             }
-            let holds = |known: &SizeAssumptions, sizes: &CallSizes| {
-                let all = known.complete_sizes(sizes.clone()).expect("no steps");
-                let is_whole = all.values().all(|&size| size >= 0);
+            let holds = |assumptions: &SizeAssumptions, sizes: &CallSizes| {
+                let completed = assumptions.complete_sizes(sizes.clone()).expect("no steps");
+                let is_whole = completed.values().all(|&size| size >= 0);
                 is_whole
-                    && known
+                    && assumptions
                         .symbol_expressions()
                         .iter()
-                        .all(|(symbol, dim)| evaluate_size(dim, &all) == Some(all[symbol]))
+                        .all(|(symbol, dim)| evaluate_size(dim, &completed) == Some(completed[symbol]))
             };
-            assert!(holds(&known, &first), "{known:?} at {first:?}");
-            let before = holds(&known, &then);
-            assert_eq!(known.drop_refuted(&then), before, "{known:?} at {then:?}");
-            assert!(holds(&known, &then));
+            assert!(holds(&assumptions, &first), "{assumptions:?} at {first:?}");
+            let before = holds(&assumptions, &second);
+            assert_eq!(assumptions.drop_refuted(&second), before, "{assumptions:?} at {second:?}");
+            assert!(holds(&assumptions, &second));
             kept[usize::from(before)] += 1;
         }
         assert!(kept.iter().all(|&n| n > 50), "{kept:?}");

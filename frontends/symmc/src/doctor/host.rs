@@ -246,12 +246,13 @@ mod tests {
 
     #[test]
     fn what_is_there_is_said_without() {
-        let place = Membership { rank: 1, ranks: 4, run: "RANK/x".into() };
-        let found = DetectedLauncher { membership: Some(place), launcher: Some("torchrun"), note: None };
-        let check = launcher_check(Ok(found));
+        let membership = Membership { rank: 1, ranks: 4, run: "RANK/x".into() };
+        let detected =
+            DetectedLauncher { membership: Some(membership), launcher: Some("torchrun"), note: None };
+        let check = launcher_check(Ok(detected));
         assert_eq!(check.found, "torchrun says that this process is rank 1 of 4");
         let folder = tempfile::tempdir().unwrap();
-        let all = [
+        let checks = [
             check,
             launcher_check(Ok(DetectedLauncher::default())),
             shared_memory_check(Ok(()), None),
@@ -261,7 +262,7 @@ mod tests {
             locked_memory_check(Some(8 << 20)),
             cache_folder_check(Some(&folder.path().join("a/b"))),
         ];
-        assert!(all.iter().all(|c| c.status == CheckStatus::Ok && c.remedy.is_none()), "{all:?}");
+        assert!(checks.iter().all(|c| c.status == CheckStatus::Ok && c.remedy.is_none()), "{checks:?}");
         assert!(!folder.path().join("a").exists(), "nothing is made");
     }
 }

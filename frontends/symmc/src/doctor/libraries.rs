@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn versions_of_nccl_that_skip_the_wait_of_dependent_launches_are_known() {
-        let of = |version: &str, copy_engines, skips_pdl_wait| {
+        let checks_of = |version: &str, copy_engines, skips_pdl_wait| {
             let library = found(version);
             let [library, waits] = <[DoctorCheck; 2]>::try_from(nccl_checks(Ok(FoundNccl {
                 library,
@@ -107,10 +107,10 @@ mod tests {
             .unwrap();
             (library.status, waits.status, waits.found)
         };
-        let (library, waits, text) = of("2.29.7", true, true);
+        let (library, waits, text) = checks_of("2.29.7", true, true);
         assert_eq!((library, waits), (CheckStatus::Ok, CheckStatus::Ok), "plans are not affected");
         assert!(text.contains("a store is placed before"), "{text}");
-        let (library, _, text) = of("2.27.7", false, false);
+        let (library, _, text) = checks_of("2.27.7", false, false);
         assert_eq!(library, CheckStatus::Limited);
         assert!(text.contains("not among"), "{text}");
         let none = nccl_checks(Err(UnusableLibrary { found: "none".into(), remedy: "install it".into() }));

@@ -116,10 +116,10 @@ mod tests {
 
     #[test]
     fn this_machine_has_a_whole_report() {
-        let found = doctor(&DoctorConfig::default());
-        well_formed(&found.checks);
-        let text = serde_json::to_string(&found).unwrap();
-        assert_eq!(serde_json::from_str::<Diagnosis>(&text).unwrap(), found);
+        let diagnosis = doctor(&DoctorConfig::default());
+        well_formed(&diagnosis.checks);
+        let text = serde_json::to_string(&diagnosis).unwrap();
+        assert_eq!(serde_json::from_str::<Diagnosis>(&text).unwrap(), diagnosis);
     }
 
     #[test]
@@ -135,11 +135,11 @@ mod tests {
 
     #[test]
     fn a_library_that_is_newer_than_the_driver_is_named() {
-        let of = |part: DoctorPart, name, version: &str| part.ok(name, version).with_version(version);
+        let check = |part: DoctorPart, name, version: &str| part.ok(name, version).with_version(version);
         let mut checks = [
-            of(DoctorPart::Gpus, "driver", "12.8"),
-            of(DoctorPart::Nvrtc, "nvrtc", "13.0"),
-            of(DoctorPart::Cublaslt, "cublaslt", "12.9.1"),
+            check(DoctorPart::Gpus, "driver", "12.8"),
+            check(DoctorPart::Nvrtc, "nvrtc", "13.0"),
+            check(DoctorPart::Cublaslt, "cublaslt", "12.9.1"),
         ];
         check_cuda_versions(&mut checks);
         assert_eq!(checks[1].status, CheckStatus::Limited);

@@ -428,8 +428,11 @@ fn broken_nodes_are_refused_by_name() {
             "its name says that it writes its operand, and it is not supported",
         ),
     ] {
-        let found = node(target, arguments, ty);
-        assert!(found.contains(expected) && found.contains("node `y`"), "expected {expected}, found {found}");
+        let message = node(target, arguments, ty);
+        assert!(
+            message.contains(expected) && message.contains("node `y`"),
+            "expected {expected}, found {message}"
+        );
     }
 }
 
@@ -626,8 +629,8 @@ fn groups_have_the_members_that_are_given() {
             "group `tp`: the list of its members says 3 ranks, node `p` says 2",
         ),
     ] {
-        let found = with(tp, ranks).unwrap_err().to_string();
-        assert!(found.contains(expected), "expected {expected}, found {found}");
+        let message = with(tp, ranks).unwrap_err().to_string();
+        assert!(message.contains(expected), "expected {expected}, found {message}");
     }
 }
 
@@ -641,14 +644,14 @@ fn groups_that_nothing_describes_are_listed() {
                 for assumed in [None, Some(2), Some(4), Some(8)] {
                     let fake = gathers([(first, 2), (second, 4)]);
                     let options = ImportOptions { ranks, assumed_ranks: assumed, ..ImportOptions::default() };
-                    let found = import(&fake.bytes(), &options);
+                    let outcome = import(&fake.bytes(), &options);
                     // The size that the default group states takes precedence over the assumed number of
                     // ranks.
                     let stated = [(first, 2), (second, 4)].iter().find(|g| g.0 == "0").map(|g| g.1);
                     if first == second || matches!((stated, ranks), (Some(s), Some(r)) if s != r) {
                         assert!(
-                            matches!(found, Err(ImportError::Ranks { .. })),
-                            "{first} {second} {found:?}"
+                            matches!(outcome, Err(ImportError::Ranks { .. })),
+                            "{first} {second} {outcome:?}"
                         );
                         continue;
                     }
@@ -658,7 +661,7 @@ fn groups_that_nothing_describes_are_listed() {
                         .filter(|g| g.0 != "0" && Some(g.1) != world)
                         .map(|g| g.0)
                         .collect();
-                    match found {
+                    match outcome {
                         Ok(imported) => {
                             assert_eq!(undescribed, [""; 0]);
                             assert_eq!(imported.graph.ranks, world);
@@ -674,10 +677,10 @@ fn groups_that_nothing_describes_are_listed() {
             }
         }
     }
-    let found = gathers([("1", 2), ("tp", 4)]).error();
+    let message = gathers([("1", 2), ("tp", 4)]).error();
     let expected =
         "the members of group `1` (2 ranks each, node `p`) and group `tp` (4 ranks each, node `q`)";
-    assert!(found.contains(expected), "{found}");
+    assert!(message.contains(expected), "{message}");
 }
 
 #[test]

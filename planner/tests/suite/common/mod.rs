@@ -415,7 +415,7 @@ impl ProgramMaker {
         let shards: Vec<ValueId> =
             (0..count).map(|i| input(self, kind, format!("shard{i}"), &unit)).collect();
         let mut h = input(self, InputKind::Argument, "x".into(), &full);
-        let (ahead, cast, again) = (rng.one_in(2), rng.one_in(2), rng.one_in(2));
+        let (ahead, cast, gathers_again) = (rng.one_in(2), rng.one_in(2), rng.one_in(2));
         let gather = |make: &mut Self, shard: ValueId| {
             let shard = if cast { make.b.op("cast", Op::Unary(UnaryOp::Neg), &[shard]).ok()? } else { shard };
             Some(make.b.collective("all_gather", CollectiveKind::AllGather, group, &[shard]).ok()?[0])
@@ -434,8 +434,8 @@ impl ProgramMaker {
         }
         let mut outputs = vec![h];
         for (weight, &shard) in gathered.iter().zip(&shards).rev() {
-            let again = Some(shard).filter(|_| again).and_then(|shard| gather(self, shard));
-            let w = again.or(*weight).expect("it is gathered");
+            let regathered = Some(shard).filter(|_| gathers_again).and_then(|shard| gather(self, shard));
+            let w = regathered.or(*weight).expect("it is gathered");
             let gradient = add(self, BinaryOp::Mul, h, w);
             h = add(self, BinaryOp::Add, gradient, h);
             let averaged = rng.one_in(4).then_some(CollectiveKind::AllReduce(CollectiveReduceOp::Avg));

@@ -201,8 +201,8 @@ mod tests {
 
     #[test]
     fn a_library_is_one_line_with_version_and_file_or_why_there_is_none() {
-        let found = FoundLibrary { version: "9.19.0".into(), file: Some("/a/libcudnn.so.9".into()) };
-        let status = LibraryStatus { name: "cuDNN", found: Ok(found) };
+        let library = FoundLibrary { version: "9.19.0".into(), file: Some("/a/libcudnn.so.9".into()) };
+        let status = LibraryStatus { name: "cuDNN", found: Ok(library) };
         assert_eq!(status.to_string(), "cuDNN 9.19.0 (/a/libcudnn.so.9)");
         let none = UnusableLibrary { found: "was not found".into(), remedy: "install it".into() };
         let status = LibraryStatus { name: "cuDNN", found: Err(none) };

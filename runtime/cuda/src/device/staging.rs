@@ -171,9 +171,9 @@ mod tests {
             let bytes: Vec<u8> = (0..len + 9).map(|i| (i * 31 % 251) as u8).collect();
             let source = Shortened(bytes.clone(), bytes.len());
             for from in [InputData::Memory(&bytes), InputData::Source(&source)] {
-                let mut to = vec![0; len];
-                copy_parallel(&mut to, from, 9).expect("all of it is there");
-                assert!(to == bytes[9..], "{len} bytes");
+                let mut copy = vec![0; len];
+                copy_parallel(&mut copy, from, 9).expect("all of it is there");
+                assert!(copy == bytes[9..], "{len} bytes");
             }
         }
     }

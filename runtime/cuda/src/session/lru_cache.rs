@@ -82,8 +82,8 @@ mod tests {
         assert_eq!([recent.insert_or_evict("a", 1), recent.insert_or_evict("b", 2)], [None, None]);
         assert_eq!(recent.get(&"a"), Some(&1));
         assert_eq!(recent.insert_or_evict("c", 3), Some(2));
-        let found = ["b", "a", "c"].map(|key| recent.get(&key).copied());
-        assert_eq!(found, [None, Some(1), Some(3)]);
+        let values = ["b", "a", "c"].map(|key| recent.get(&key).copied());
+        assert_eq!(values, [None, Some(1), Some(3)]);
         assert_eq!(recent.evicted(), 1);
     }
 

@@ -83,15 +83,15 @@ fn parts_that_alternate_are_read_once() {
     };
     for (what, columns, one, each) in &lowered {
         memory.fill(0);
-        let words = |place: usize, n: usize| -> &mut [u16] {
-            let at = std::ptr::with_exposed_provenance_mut::<u16>(base as usize + place * VALUE_SPACING);
+        let words = |slot: usize, n: usize| -> &mut [u16] {
+            let start = std::ptr::with_exposed_provenance_mut::<u16>(base as usize + slot * VALUE_SPACING);
             // SAFETY: that many elements exist there, and nothing else accesses them during this time.
-            unsafe { std::slice::from_raw_parts_mut(at, n) }
+            unsafe { std::slice::from_raw_parts_mut(start, n) }
         };
         let mut random = symmc_support::random::SplitMix(4);
-        for place in [0, 1] {
+        for slot in [0, 1] {
             // Numbers near one, of both signs.
-            words(place, VALUE_SPACING / 2)
+            words(slot, VALUE_SPACING / 2)
                 .iter_mut()
                 .for_each(|w| *w = (random.next() as u16 & 0x80ff) | 0x3f00);
         }
@@ -100,7 +100,7 @@ fn parts_that_alternate_are_read_once() {
             // SAFETY: all addresses are within the memory; nothing else accesses it during this time.
             unsafe { library.run(kernel) };
         }
-        let [found, expected] = [8, 14].map(|place| words(place, ROW_COUNT * columns).to_vec());
-        assert!(found == expected && found.iter().any(|&w| w != 0), "{what}");
+        let [actual, expected] = [8, 14].map(|slot| words(slot, ROW_COUNT * columns).to_vec());
+        assert!(actual == expected && actual.iter().any(|&w| w != 0), "{what}");
     }
 }

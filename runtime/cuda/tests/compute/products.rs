@@ -314,17 +314,17 @@ fn epilogue_does_not_change_the_split_of_a_product() {
     let mut split = 0;
     for m in [1, 2, 8, 16, 17, 33, 64] {
         for [k, n] in [[14336, 4096], [8192, 1024], [4096, 4096], [3584, 8192], [896, 1152], [1800, 200]] {
-            let row = |space, place, n: usize| value(space, place, [m, n], [n as isize, 1]);
+            let row = |space, slot, n: usize| value(space, slot, [m, n], [n as isize, 1]);
             let (x, weight) =
                 (row(MemorySpace::Ordinary, 0, k), value(MemorySpace::Input(1), 1, [k, n], [1, k as isize]));
             let (sum, residual) = (row(MemorySpace::Ordinary, 2, n), row(MemorySpace::Ordinary, 3, n));
-            let parts = vec![
+            let nodes = vec![
                 part(Op::MATMUL, vec![x, weight], sum.clone()),
                 part(Op::Binary(BinaryOp::Add), vec![residual, sum], row(MemorySpace::Output(0), 4, n)),
             ];
             let mut l = KernelLowering::new(&address_of, &machine);
-            let separate = compute::lower(&steps(&parts)[0], &mut l).expect("it fits");
-            let with = lower(&steps(&inside(parts)), &mut l).expect("it fits").expect("one kernel");
+            let separate = compute::lower(&steps(&nodes)[0], &mut l).expect("it fits");
+            let with = lower(&steps(&inside(nodes)), &mut l).expect("it fits").expect("one kernel");
             // A product that the library computes has another limit.
             let [GpuCommand::Kernel(separate)] = &separate[..] else { continue };
             let launch = |k: &KernelLaunch| (k.grid, k.block, k.cluster, k.shared);

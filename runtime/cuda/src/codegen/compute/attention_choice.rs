@@ -285,22 +285,22 @@ mod tests {
     fn on_both<T: Send>(run: impl Fn(&ThreadRank<'_>) -> T + Sync) -> [T; 2] {
         let pair = ThreadPair::new();
         std::thread::scope(|scope| {
-            let other = scope.spawn(|| run(&ThreadRank(&pair, 1)));
-            [run(&ThreadRank(&pair, 0)), other.join().unwrap()]
+            let second = scope.spawn(|| run(&ThreadRank(&pair, 1)));
+            [run(&ThreadRank(&pair, 0)), second.join().unwrap()]
         })
     }
 
     #[test]
     fn rank_0_chooses_once_for_each_shape_wherever_it_lies() {
-        let all = [candidates(64, 4096), candidates(1, 4096), candidates(64, 1 << 20)];
-        let all: Vec<&AttentionCandidates> = all.iter().collect();
+        let candidates = [candidates(64, 4096), candidates(1, 4096), candidates(64, 1 << 20)];
+        let candidates: Vec<&AttentionCandidates> = candidates.iter().collect();
         let chosen = on_both(|rank| {
-            let mut asked = vec![];
-            let chosen = choose_on_rank_0(rank, &all, |similar| {
-                asked.push(similar.len());
+            let mut asked_counts = vec![];
+            let chosen = choose_on_rank_0(rank, &candidates, |similar| {
+                asked_counts.push(similar.len());
                 Ok(similar[0].attention.queries > 1)
             });
-            (chosen.unwrap(), asked)
+            (chosen.unwrap(), asked_counts)
         });
         let expected = vec![true, false, true];
         assert_eq!(chosen, [(expected.clone(), vec![2, 1]), (expected, vec![])]);
@@ -312,9 +312,9 @@ mod tests {
         of_input.filled = vec![mask(0x2000)];
         let mut of_arena = candidates(64, 4096);
         of_arena.filled = vec![mask(0x9000), mask(0x2040)];
-        let all = [&of_input, &of_arena];
+        let candidates = [&of_input, &of_arena];
         let input = 0x2000..0x3000;
-        let filled = operands_to_fill(&all, |at| !input.contains(&at.resolve(PortBases::NONE)));
+        let filled = operands_to_fill(&candidates, |at| !input.contains(&at.resolve(PortBases::NONE)));
         assert_eq!(filled.copied().collect::<Vec<TimingFill>>(), [mask(0x9000)]);
     }
 
@@ -326,8 +326,8 @@ mod tests {
     fn the_library_computes_only_what_all_ranks_prepared() {
         let prepared =
             |rank: &ThreadRank<'_>| [vec![Some(1), Some(2), None], vec![Some(3), None, None]][rank.1].clone();
-        let found = on_both(|rank| keep_if_prepared_everywhere(rank, prepared(rank)).unwrap());
-        assert_eq!(found, [vec![Some(1), None, None], vec![Some(3), None, None]]);
+        let available = on_both(|rank| keep_if_prepared_everywhere(rank, prepared(rank)).unwrap());
+        assert_eq!(available, [vec![Some(1), None, None], vec![Some(3), None, None]]);
         assert_eq!(on_both(|rank| do_all_measure(rank, 2)), [true, true]);
         assert_eq!(on_both(|rank| do_all_measure(rank, rank.1)), [false, false]);
         assert_eq!(on_both(|rank| do_all_measure(rank, 0)), [false, false]);

@@ -312,8 +312,8 @@ mod tests {
             .unwrap()
         };
         let chosen = std::thread::scope(|scope| {
-            let other = scope.spawn(|| choose_on(1));
-            [choose_on(0), other.join().unwrap()]
+            let second = scope.spawn(|| choose_on(1));
+            [choose_on(0), second.join().unwrap()]
         });
         (chosen, asked.into_inner().unwrap())
     }
@@ -322,8 +322,8 @@ mod tests {
     fn rank_0_chooses_for_all_at_the_least_alignment() {
         let measured = [AlgorithmSelection::Measured; 2];
         let mine = [gemm(64, 4096), gemm(8, 4096), gemm(64, 4096)];
-        let other = [gemm(64, 4096 + 8), gemm(8, 4096), gemm(64, 4096 + 8)];
-        let (chosen, asked) = choose(measured, [&mine, &other]);
+        let theirs = [gemm(64, 4096 + 8), gemm(8, 4096), gemm(64, 4096 + 8)];
+        let (chosen, asked) = choose(measured, [&mine, &theirs]);
         let expected = vec![Some(algorithm(64)), None, Some(algorithm(64))];
         assert_eq!(chosen, [expected.clone(), expected]);
         assert_eq!(asked, [(64, 2, [3, 4, 4]), (8, 1, [4, 4, 4])]);
@@ -349,9 +349,9 @@ mod tests {
 
     #[test]
     fn an_algorithm_survives_its_bytes() {
-        let whole = algorithm(7).to_bytes();
-        assert_eq!(GemmAlgorithm::from_bytes(&whole), Some(algorithm(7)));
-        assert_eq!(GemmAlgorithm::from_bytes(&whole[1..]), None);
+        let bytes = algorithm(7).to_bytes();
+        assert_eq!(GemmAlgorithm::from_bytes(&bytes), Some(algorithm(7)));
+        assert_eq!(GemmAlgorithm::from_bytes(&bytes[1..]), None);
         assert_eq!(GemmAlgorithm::from_bytes(&[0; GemmAlgorithm::BYTES]), None);
     }
 }
