@@ -11,6 +11,7 @@
 //! In the workspace it depends only on `symmc-support`.
 
 pub mod attention;
+pub mod axes;
 pub mod bounds;
 pub mod builder;
 pub mod closed_form;
@@ -38,6 +39,7 @@ pub mod types;
 pub mod verify;
 
 pub use attention::{AttentionBound, BoundSide};
+pub use axes::{AxisMap, OperandAxis, ResultAxis};
 pub use bounds::{BoundsChecks, OutOfBounds};
 pub use builder::GraphBuilder;
 pub use collective::{

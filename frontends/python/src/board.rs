@@ -43,16 +43,23 @@ impl Board {
         Ok(Board { rounds: ProcessBound::new(Mutex::new(Some(board))), notices: ProcessBound::new(notices) })
     }
 
-    /// Notifies the other ranks in the call that began with this round that this rank failed in it. culprit: the rank at fault.
-    fn leave_notice(&self, round: u64, culprit: u32, text: &str) -> PyResult<()> {
-        self.notices.get("board")?.leave(round, &host::Notice { culprit, text: clean_reason(text) });
+    /// Notifies the other ranks in the call of this number that this rank failed in it. culprit: the rank at fault.
+    fn leave_notice(&self, call: u64, culprit: u32, text: &str) -> PyResult<()> {
+        self.notices.get("board")?.leave(call, &host::Notice { culprit, text: clean_reason(text) });
         Ok(())
     }
 
-    /// The rank at fault and the reason, if another rank failed in the call that began with this round.
-    fn find_notice(&self, round: u64) -> PyResult<Option<(u32, String)>> {
-        let notice = self.notices.get("board")?.find(round);
+    /// The rank at fault and the reason, if another rank failed in one of the calls from `first` to `last`, by default to any number.
+    #[pyo3(signature = (first, last=u64::MAX))]
+    fn find_notice(&self, first: u64, last: u64) -> PyResult<Option<(u32, String)>> {
+        let notice = self.notices.get("board")?.find(first..=last);
         Ok(notice.map(|notice| (notice.culprit, notice.text)))
+    }
+
+    /// Whether an error has ended the board on all ranks, and this rank has got it.
+    #[getter]
+    fn has_ended(&self) -> PyResult<bool> {
+        self.with_board(|board| Ok(board.has_ended()))
     }
 
     /// The number of the last round that this rank has begun, from 1; 0 before the first.

@@ -457,6 +457,12 @@ impl Session {
         Ok(None)
     }
 
+    /// The number of runs of this program that were started.
+    #[getter]
+    fn started_runs(&self) -> u64 {
+        self.runs.current_run()
+    }
+
     /// Whether all runs have ended.
     fn poll(&self, py: Python<'_>) -> PyResult<bool> {
         self.with_session(py, |open| open.session.poll())

@@ -20,7 +20,7 @@ impl RunCounter {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn current_run(&self) -> u64 {
+    pub fn current_run(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }

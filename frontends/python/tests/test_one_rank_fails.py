@@ -2,10 +2,21 @@
 
 import unittest
 
+from inductor_faults import RandomFaults as RandomInductorFaults
+from inductor_faults import (
+    counts_nested_graphs_apart,
+    ends_calls_of_all_groups,
+    fails_before_first_agreement,
+    fails_beside_pytorch,
+    fails_under_inductor,
+    makes_same_calls_after_failure,
+    notifies_ranks_of_lost_call,
+    recovers_after_timeout,
+    refuses_different_calls,
+)
 from rank_faults import (
     RandomFaults,
     argument_without_memory,
-    fails_under_inductor,
     fails_when_sizes_change,
     fails_while_store_is_stopped,
     fails_with_odd_errors,
@@ -23,8 +34,11 @@ class OneRankFails(unittest.TestCase):
     def test_reports_errors_when_sizes_change(self):
         on_ranks(fails_when_sizes_change, 3)
 
-    def test_reports_errors_under_inductor(self):
-        on_ranks(fails_under_inductor)
+    def test_makes_same_calls_after_failure_under_inductor(self):
+        on_ranks([fails_under_inductor, makes_same_calls_after_failure, recovers_after_timeout, refuses_different_calls, fails_beside_pytorch])
+
+    def test_ends_calls_of_all_groups(self):
+        on_ranks([ends_calls_of_all_groups, fails_before_first_agreement, notifies_ranks_of_lost_call, counts_nested_graphs_apart], 4)
 
     def test_notifies_ranks_while_store_is_stopped(self):
         on_ranks(fails_while_store_is_stopped, 3)
@@ -38,6 +52,10 @@ class OneRankFails(unittest.TestCase):
     def test_recovers_after_faults_at_random_moments(self):
         # `rank_faults.py 100` does more trials.
         on_ranks(RandomFaults(6, 1), 3)
+
+    def test_recovers_after_faults_at_random_moments_under_inductor(self):
+        # `inductor_faults.py 100` does more trials.
+        on_ranks(RandomInductorFaults(6, 1), 3)
 
 
 if __name__ == "__main__":

@@ -271,7 +271,7 @@ def left_alone(rank):
     known = [planned for known in operators._planned.values() for planned in known.values()]
     (planned,) = [planned for planned in known if planned.runner.symbols]
     assert planned.decided == ((others,), False), planned.decided
-    assert planned.is_left((plain,), x.device)
+    assert planned.is_left_to_pytorch((plain,), x.device)
 
 
 def norms_of_engines(rank):

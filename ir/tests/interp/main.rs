@@ -1,6 +1,7 @@
 //! The reference interpreter: each op, whole programs and collectives.
 
 mod attention_gradient;
+mod axes;
 mod bounds;
 mod common;
 mod draws;

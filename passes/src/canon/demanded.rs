@@ -1,9 +1,9 @@
 //! Computes only the used part of values, for example the last token before the head of a prefill.
 //!
-//! The parts are found from the outputs backwards. A slice uses a part of its operand. If the elements of an
-//! op's result along an axis depend only on elements of its operands at the same positions, the op passes
-//! the part on to its operands. Collectives pass parts on as well, because the program is the same on all
-//! ranks. A value that is used in several parts is computed whole, and so are results of the program.
+//! The parts are found from the outputs backwards. A slice uses a part of its operand. An op passes a part on to
+//! its operands if their axes are aligned with that of the part ([`Op::axes`]). Collectives pass parts on as
+//! well, because the program is the same on all ranks. A value that is used in several parts is computed whole,
+//! and so are results of the program.
 //!
 //! For a part of one shard of a gathered value, every rank gives that part of its own shard. The last token
 //! is therefore also found if shards of the vocabulary are gathered, split and concatenated, or if shards of
@@ -17,7 +17,10 @@
 
 use std::collections::HashMap;
 
-use symmc_ir::{CollectiveKind, Dim, EntityMap, Graph, Node, NodeId, Op, TensorType, ValueDef, ValueId};
+use symmc_ir::{
+    CollectiveKind, Dim, EntityMap, Graph, Node, NodeId, Op, OpCost, RejectedData, ResultAxis, TensorType,
+    ValueDef, ValueId,
+};
 
 use crate::rewrite::{ValueMap, copy_inputs, copy_outputs, keeps_effects};
 
@@ -81,7 +84,9 @@ fn compute_demands(graph: &Graph) -> EntityMap<ValueId, ValueDemand> {
         let needs = match node.outputs[..] {
             [result] => {
                 let needs = match &used[result] {
-                    ValueDemand::Part(part) => operand_parts(graph, node, part),
+                    ValueDemand::Part(part) => {
+                        narrow_node(graph, node, part).map(|narrowed| narrowed.operands)
+                    }
                     _ => None,
                 };
                 if needs.is_none() && used[result] != ValueDemand::Nothing {
@@ -177,139 +182,58 @@ fn slice_of_split_shards(
     shape: &[Dim],
     part: &DemandedSlice,
     x: ValueId,
-) -> Option<ValueDemand> {
+) -> Option<DemandedSlice> {
     let (shards, extent) = shards_of(graph, x)?;
     let is_split = part.axis == 1 && shape[0] == Dim::from(i64::from(shards)) && shape[1] == *extent;
-    is_split.then(|| ValueDemand::Part(DemandedSlice { axis: 0, shards, ..part.clone() }))
+    is_split.then(|| DemandedSlice { axis: 0, shards, ..part.clone() })
 }
 
-/// The parts of its operands that a node with one result needs for a part of the result; `None` if it needs
-/// them whole.
-fn operand_parts(graph: &Graph, node: &Node, part: &DemandedSlice) -> Option<Vec<ValueDemand>> {
+/// The computation of a part of a node's result.
+struct NarrowedNode {
+    op: Op,
+    operands: Vec<ValueDemand>,
+}
+
+/// The computation of a part of the one result of a node; `None` if the result is computed whole.
+fn narrow_node(graph: &Graph, node: &Node, part: &DemandedSlice) -> Option<NarrowedNode> {
     let ty = graph.ty(node.outputs[0]);
-    let rank = ty.rank();
-    let only_first = |axis: usize| -> Vec<ValueDemand> {
-        let rest = node.inputs.iter().skip(1).map(|_| ValueDemand::Whole);
-        std::iter::once(part.demand_along(axis)).chain(rest).collect()
-    };
-    match &node.op {
-        op if op.is_element_wise() => {
-            // At least one operand has the extent of the result.
-            let needs = broadcast_demands(graph, node, part, 0);
-            (!op.divides_integers(ty.dtype) && needs.iter().any(|need| *need != ValueDemand::Whole))
-                .then_some(needs)
-        }
-        Op::Copy => Some(only_first(part.axis)),
-        Op::Expand => Some(broadcast_demands(graph, node, part, 0)),
-        Op::Permute { perm } => Some(only_first(*perm.get(part.axis)?)),
-        Op::Reshape => match axis_in_shape(&ty.shape, part.axis, &graph.ty(node.inputs[0]).shape) {
-            Some(axis) => Some(only_first(axis)),
-            None => Some(vec![slice_of_split_shards(graph, &ty.shape, part, node.inputs[0])?]),
-        },
-        Op::Concat { axis } if *axis != part.axis => {
-            Some(vec![ValueDemand::Part(part.clone()); node.inputs.len()])
-        }
+    let mut op = node.op.clone();
+    let from_part = |op, part| Some(NarrowedNode { op, operands: vec![ValueDemand::Part(part)] });
+    match &op {
         Op::Slice { axis, start, step: 1 } if *axis == part.axis => {
             let start = start.clone() + part.start.clone();
-            Some(vec![ValueDemand::Part(DemandedSlice { start, ..part.clone() })])
+            return from_part(op, DemandedSlice { start, ..part.clone() });
         }
-        Op::MatMul { .. } if part.axis + 2 == rank => {
-            Some(only_first(graph.ty(node.inputs[0]).rank().checked_sub(2)?))
+        Op::Slice { .. } => return None,
+        Op::Collective(c) if c.kind == CollectiveKind::AllGather && part.shards > 1 => {
+            return from_part(op, DemandedSlice { shards: 1, ..part.clone() });
         }
-        Op::MatMul { .. } if part.axis + 2 < rank => {
-            let needs = broadcast_demands(graph, node, part, 2);
-            needs.iter().any(|need| *need != ValueDemand::Whole).then_some(needs)
-        }
-        Op::Softmax { axis, .. } | Op::CumSum { axis } | Op::Shard { axis, .. } => {
-            (part.axis != *axis).then(|| only_first(part.axis))
-        }
-        Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => {
-            (part.axis + axes < rank).then(|| only_first(part.axis))
-        }
-        Op::Reduce { axes, keep, .. } => Some(only_first(axis_before_reduction(axes, *keep, part.axis)?)),
-        Op::ArgReduce { axis, keep, .. } => {
-            Some(only_first(axis_before_reduction(&[*axis], *keep, part.axis)?))
-        }
-        Op::RotaryEmbedding { .. } if part.axis + 1 < rank => {
-            let mut needs = broadcast_demands(graph, node, part, 0);
-            *needs.first_mut()? = ValueDemand::Part(part.clone());
-            Some(needs)
-        }
-        Op::Attention { log_sum_exp: false, .. } if part.axis + 2 == rank => {
-            attention_demands(graph, node, part)
-        }
-        Op::Collective(c) => Some(vec![ValueDemand::Part(collective_operand_slice(&c.kind, part)?)]),
-        _ => None,
+        _ => {}
     }
-}
-
-/// The parts of operands that broadcast to the result with all axes except the last `inner` ones.
-fn broadcast_demands(graph: &Graph, node: &Node, part: &DemandedSlice, inner: usize) -> Vec<ValueDemand> {
-    let result = &graph.ty(node.outputs[0]).shape;
-    let leading = result.len() - inner;
-    let mut demands = Vec::with_capacity(node.inputs.len());
-    for &v in &node.inputs {
-        let shape = &graph.ty(v).shape;
-        let axis = (part.axis + shape.len().saturating_sub(inner)).checked_sub(leading);
-        demands.push(match axis {
-            Some(axis) if part.axis < leading && shape.get(axis) == result.get(part.axis) => {
-                part.demand_along(axis)
-            }
-            _ => ValueDemand::Whole,
-        });
+    if op.divides_integers(ty.dtype) || op.facts().rejected_data == RejectedData::Positions {
+        return None;
     }
-    demands
-}
-
-/// The part of its operand that a collective needs for a part of its result.
-fn collective_operand_slice(kind: &CollectiveKind, part: &DemandedSlice) -> Option<DemandedSlice> {
-    let facts = kind.facts();
-    if facts.preserves_positions() {
-        Some(part.clone())
-    } else if kind.moves_by_data() {
-        None
-    } else if facts.is_sized_by_result() && part.shards > 1 {
-        Some(DemandedSlice { shards: 1, ..part.clone() })
-    } else {
-        (part.axis != 0).then(|| part.clone())
+    let axes = graph.node_axes(node);
+    match axes.results[part.axis] {
+        ResultAxis::Independent => {}
+        ResultAxis::Positional => op = op.starting_at(&part.start)?,
+        ResultAxis::Joint if op == Op::Reshape => {
+            return from_part(op, slice_of_split_shards(graph, &ty.shape, part, node.inputs[0])?);
+        }
+        ResultAxis::Joint => return None,
     }
-}
-
-/// The parts of its operands that attention needs for some of its queries.
-fn attention_demands(graph: &Graph, node: &Node, part: &DemandedSlice) -> Option<Vec<ValueDemand>> {
-    let (&q, rest) = node.inputs.split_first()?;
-    let query_shape = &graph.ty(q).shape;
-    let query_axis = query_shape.len().checked_sub(2)?;
-    let mut demands = vec![part.demand_along(query_axis)];
-    for (i, &v) in rest.iter().enumerate() {
-        let shape = &graph.ty(v).shape;
-        demands.push(match shape.len().checked_sub(2) {
-            // Keys and values come first. A mask, positions and an additional score have rows of their own,
-            // or one row for all.
-            Some(axis) if i >= 2 && shape[axis] == query_shape[query_axis] => part.demand_along(axis),
-            _ => ValueDemand::Whole,
-        });
+    let is_product = !matches!(op.facts().cost, OpCost::Bytes | OpCost::Sort);
+    let mut operands = Vec::with_capacity(node.inputs.len());
+    for (operand, &v) in node.inputs.iter().enumerate() {
+        let axis = axes.operand_axis(operand, part.axis);
+        // Products keep all of their columns, so that matrices are read whole.
+        if is_product && axis.is_some_and(|axis| axis + 1 == graph.ty(v).rank()) {
+            return None;
+        }
+        operands.push(axis.map_or(ValueDemand::Whole, |axis| part.demand_along(axis)));
     }
-    Some(demands)
-}
-
-/// The axis of the operand of a reduction that corresponds to an axis of the result.
-fn axis_before_reduction(axes: &[usize], keep: bool, axis: usize) -> Option<usize> {
-    if keep {
-        return (!axes.contains(&axis)).then_some(axis);
-    }
-    (0..).filter(|a| !axes.contains(a)).nth(axis)
-}
-
-/// The axis of another shape of the same elements that corresponds to this axis: it has the same extent, and
-/// the same number of elements before and after it.
-fn axis_in_shape(shape: &[Dim], axis: usize, other: &[Dim]) -> Option<usize> {
-    let before = element_count(&shape[..axis]);
-    (0..other.len()).find(|&a| other[a] == shape[axis] && element_count(&other[..a]) == before)
-}
-
-fn element_count(shape: &[Dim]) -> Dim {
-    shape.iter().cloned().fold(Dim::from(1), |all, d| all * d)
+    let is_of_operand = op == Op::Expand || operands.iter().any(|need| *need != ValueDemand::Whole);
+    is_of_operand.then_some(NarrowedNode { op, operands })
 }
 
 struct DemandRewriter<'g> {
@@ -348,8 +272,11 @@ impl<'g> DemandRewriter<'g> {
             },
             _ => None,
         };
-        let needs = part.as_ref().and_then(|part| operand_parts(self.from, node, part));
-        let needs = needs.unwrap_or_else(|| operands_for_whole(self.from, id));
+        let narrowed = part.as_ref().and_then(|part| narrow_node(self.from, node, part));
+        let NarrowedNode { op, operands: needs } = narrowed.unwrap_or_else(|| NarrowedNode {
+            op: node.op.clone(),
+            operands: operands_for_whole(self.from, id),
+        });
         if let (Op::Slice { .. }, [ValueDemand::Part(taken)], &[x], &[result]) =
             (&node.op, &needs[..], &node.inputs[..], &node.outputs[..])
         {
@@ -366,10 +293,6 @@ impl<'g> DemandRewriter<'g> {
             (self.from.value_name(v).to_string(), ty)
         });
         let results: Vec<(String, TensorType)> = results.collect();
-        let op = match (&node.op, &part) {
-            (Op::Attention { .. }, Some(part)) => attention_from_row(&node.op, &part.start),
-            (op, _) => op.clone(),
-        };
         let new = self.to.add_node(op, inputs, results);
         for (&old, &new) in node.outputs.iter().zip(&self.to.nodes[new].outputs) {
             self.map[old] = Some(new);
@@ -432,15 +355,4 @@ impl<'g> DemandRewriter<'g> {
         let node = self.to.add_node(op, vec![x], vec![(name.to_string(), ty)]);
         self.to.nodes[node].outputs[0]
     }
-}
-
-/// Attention of the queries from `start` on; its rows are counted from 0 again.
-fn attention_from_row(op: &Op, start: &Dim) -> Op {
-    let mut op = op.clone();
-    if let Op::Attention { bounds, .. } = &mut op {
-        for bound in bounds.iter_mut().filter(|bound| bound.row) {
-            bound.add = bound.add.clone() + start.clone();
-        }
-    }
-    op
 }

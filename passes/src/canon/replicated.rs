@@ -321,8 +321,7 @@ fn copies_for_piece(cx: &Rewriter, v: ValueId, axis: usize, group: GroupId, dept
     match cx.def(v) {
         Some((Op::Collective(c), _)) if has_piece(cx, c, v, axis, group) => 0,
         Some((op, inputs)) if depth > 0 && computes_by_pieces(cx, op, v) && !cx.is_shared(v) => {
-            let operands = sharded_operands(cx, op, inputs, axis, cx.shape(v).len());
-            operands
+            sharded_operands(cx, v, axis)
                 .into_iter()
                 .map(|(i, axis)| copies_for_piece(cx, inputs[i], axis, group, depth - 1))
                 .sum()
@@ -346,26 +345,13 @@ fn computes_by_pieces(cx: &Rewriter, op: &Op, v: ValueId) -> bool {
     op.is_element_wise() && !op.divides_integers(cx.ty(v).dtype)
 }
 
-/// The operands that must be sharded to compute a shard of an element-wise result, each with its axis.
-fn sharded_operands(
-    cx: &Rewriter,
-    op: &Op,
-    inputs: &[ValueId],
-    axis: usize,
-    rank: usize,
-) -> Vec<(usize, usize)> {
-    if let Op::Permute { perm } = op {
-        return perm.get(axis).map(|&operand_axis| (0, operand_axis)).into_iter().collect();
-    }
-    let mut sharded = Vec::new();
-    for (i, &v) in inputs.iter().enumerate() {
-        let shape = cx.shape(v);
-        let Some(operand_axis) = (axis + shape.len()).checked_sub(rank) else { continue };
-        if shape.get(operand_axis).is_some_and(|extent| extent.as_const() != Some(1)) {
-            sharded.push((i, operand_axis));
-        }
-    }
-    sharded
+/// The operands of the node that gives `v` that must be sharded to compute a shard of it, each with its axis.
+fn sharded_operands(cx: &Rewriter, v: ValueId, axis: usize) -> Vec<(usize, usize)> {
+    let Some(node) = cx.graph().defining_node(v).map(|node| &cx.graph().nodes[node]) else {
+        return Vec::new();
+    };
+    let axes = cx.graph().node_axes(node);
+    (0..node.inputs.len()).filter_map(|i| Some((i, axes.operand_axis(i, axis)?))).collect()
 }
 
 fn shard_of_moved(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
@@ -377,7 +363,7 @@ fn shard_of_moved(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
         op if computes_by_pieces(cx, op, moved) => 1,
         _ => return None,
     };
-    let divided = sharded_operands(cx, op, inputs, axis, node.ty.rank());
+    let divided = sharded_operands(cx, moved, axis);
     if divided.is_empty() {
         return None;
     }

@@ -106,8 +106,9 @@ fn find_split_values(graph: &Graph) -> EntityMap<ValueId, Option<Vec<AxisPart>>>
             && can_split(graph, node, parts)
         {
             let result_parts = parts.clone();
-            for &operand in &node.inputs {
-                match operand_axis(graph, node, operand, result_parts[0].axis) {
+            let axes = graph.node_axes(node);
+            for (k, &operand) in node.inputs.iter().enumerate() {
+                match axes.operand_axis(k, result_parts[0].axis) {
                     Some(axis) if node.op.is_element_wise() => {
                         let operand_parts: Vec<AxisPart> =
                             result_parts.iter().map(|part| part.along(axis)).collect();
@@ -141,13 +142,14 @@ fn can_split(graph: &Graph, node: &Node, parts: &[AxisPart]) -> bool {
     let ty = graph.ty(result);
     let disjoint = parts.len() <= MAX_PARTS
         && parts.iter().enumerate().all(|(i, a)| parts[..i].iter().all(|b| a.is_disjoint_from(b, graph)));
-    let sliced: Vec<ValueId> = node
-        .inputs
-        .iter()
-        .copied()
-        .filter(|&operand| operand_axis(graph, node, operand, first.axis).is_some())
-        .collect();
-    let supported = node.op.is_element_wise() || matches!(node.op, Op::Take { axis: 0 });
+    let axes = graph.node_axes(node);
+    let is_sliced = |operand: usize| axes.operand_axis(operand, first.axis).is_some();
+    let supported = match node.op {
+        Op::Take { axis: 0 } => is_sliced(0),
+        _ => node.op.is_element_wise(),
+    };
+    let sliced: Vec<ValueId> =
+        (0..node.inputs.len()).filter(|&k| is_sliced(k)).map(|k| node.inputs[k]).collect();
     let is_narrow = |&v: &ValueId| graph.ty(v).dtype.size() <= ty.dtype.size();
     disjoint
         && supported
@@ -155,20 +157,6 @@ fn can_split(graph: &Graph, node: &Node, parts: &[AxisPart]) -> bool {
         && !sliced.is_empty()
         && sliced.iter().all(is_narrow)
         && (!node.op.is_element_wise() || sliced.iter().all(|&v| can_be_read_in_parts(graph, v)))
-}
-
-/// The axis of an operand that corresponds to an axis of the result; `None` if the operand is the same at
-/// all positions along it.
-fn operand_axis(graph: &Graph, node: &Node, operand: ValueId, axis: usize) -> Option<usize> {
-    let result = &graph.ty(*node.outputs.first()?).shape;
-    let shape = &graph.ty(operand).shape;
-    if let Op::Take { axis: 0 } = node.op {
-        let &[table, positions] = &node.inputs[..] else { return None };
-        let take_axis = axis.checked_sub(graph.ty(positions).rank())? + 1;
-        return (operand == table && operand != positions).then_some(take_axis);
-    }
-    let own = (axis + shape.len()).checked_sub(result.len())?;
-    (shape.get(own) == result.get(axis)).then_some(own)
 }
 
 /// Whether nothing is lost if the element-wise reader of a value is applied to its slices: inputs and products
@@ -217,10 +205,11 @@ impl<'g> MapSplitter<'g> {
     }
 
     fn split_node(&mut self, node: &Node, result: ValueId) -> Option<()> {
+        let axes = self.from.node_axes(node);
         for part in self.split[result].clone()? {
             let mut inputs = Vec::with_capacity(node.inputs.len());
-            for &operand in &node.inputs {
-                inputs.push(match operand_axis(self.from, node, operand, part.axis) {
+            for (k, &operand) in node.inputs.iter().enumerate() {
+                inputs.push(match axes.operand_axis(k, part.axis) {
                     Some(axis) => self.part(operand, &part.along(axis))?,
                     None => self.map[operand]?,
                 });

@@ -5,13 +5,14 @@
 //! in the round before. So a slot that a rank writes again was read by all of its peers.
 //!
 //! A round can begin a call, in which ranks do other work together. A rank that fails in it leaves a notice after its
-//! slots ([`Notices`]), which the others read wherever they wait in this call. A notice is replaced in a later call,
-//! when all ranks have left the earlier one.
+//! slots ([`Notices`]), which the others read wherever they wait in this call. Calls use two notices of a rank in turn,
+//! since slow ranks may read the notice of a call while the rank fails in the next one.
 //!
 //! Rounds run on the thread of the caller, which mostly finds its peers within microseconds. A run of a session
 //! would move to the thread of the session and back.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use symmc_control::{
@@ -34,7 +35,7 @@ const MAX_SPIN_TIME: Duration = Duration::from_millis(1);
 
 /// The longest text of a notice in bytes, a multiple of a word.
 const NOTICE_TEXT: usize = 2048;
-/// The words of a notice before its text: the round, the culprit, and the number of bytes.
+/// The words of a notice before its text: the call, the culprit, and the number of bytes.
 const NOTICE_HEADER: usize = 3;
 const NOTICE_BYTES: usize = NOTICE_HEADER * size_of::<u64>() + NOTICE_TEXT;
 
@@ -68,7 +69,7 @@ impl Board {
             subject: PlanSubject { hash: format!("board of {words} words"), about },
             terms: Vec::new(),
             groups: 1,
-            arena: notice_offset(words) + NOTICE_BYTES,
+            arena: notice_offset(words) + 2 * NOTICE_BYTES,
             run_kind: RunKind::Session,
             locate_step: LocateStep::new(name_round),
             first: 0,
@@ -85,6 +86,11 @@ impl Board {
     /// The number of the last round that this rank has begun, from 1; 0 before the first.
     pub fn round(&self) -> u64 {
         self.round
+    }
+
+    /// Whether an error has ended the board on all ranks, and this rank has got it.
+    pub fn has_ended(&self) -> bool {
+        self.failure.is_some()
     }
 
     /// The notices of its ranks, which can be used while a round waits, and after the board has ended.
@@ -178,21 +184,25 @@ pub struct Notice {
     pub text: String,
 }
 
-/// The notices of the ranks of a board. A call is known by the number of the round that began it.
+/// The notices of the ranks of a board. Calls have numbers from 1, which ascend: those of the rounds that began them, or
+/// others on which the ranks agree.
 #[derive(Clone, Debug)]
 pub struct Notices {
     domain: SharedRunMemory,
     rank: u32,
-    /// The offset of the notice of a rank in its arena.
+    /// The offset of the notices of a rank in its arena.
     offset: usize,
 }
 
 impl Notices {
-    /// Notifies the other ranks in the call of this round that this rank has failed in it. A rank does so once in a
+    /// Notifies the other ranks in the call of this number that this rank has failed in it. A rank does so once in a
     /// call.
-    pub fn leave(&self, round: u64, notice: &Notice) {
+    pub fn leave(&self, call: u64, notice: &Notice) {
         let text = shorten_middle(&notice.text, NOTICE_TEXT);
-        let own = self.words_of(self.rank);
+        let own = self.words_of(self.rank, call % 2);
+        // A rank that reads the earlier notice meanwhile finds that its number has changed.
+        own[0].store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
         for (to, bytes) in own[NOTICE_HEADER..].iter().zip(text.as_bytes().chunks(size_of::<u64>())) {
             let mut word = [0; size_of::<u64>()];
             word[..bytes.len()].copy_from_slice(bytes);
@@ -200,13 +210,13 @@ impl Notices {
         }
         own[1].store(u64::from(notice.culprit), Ordering::Relaxed);
         own[2].store(text.len() as u64, Ordering::Relaxed);
-        own[0].store(round, Ordering::Release);
+        own[0].store(call, Ordering::Release);
     }
 
-    /// The notice of another rank in the call of this round. That of the rank at fault says most.
-    pub fn find(&self, round: u64) -> Option<Notice> {
+    /// The notice of another rank in one of these calls. That of the rank at fault says most.
+    pub fn find(&self, calls: RangeInclusive<u64>) -> Option<Notice> {
         let others = (0..self.domain.arenas.len() as u32).filter(|rank| *rank != self.rank);
-        let mut notices = others.filter_map(|rank| Some((rank, self.notice_of(rank, round)?)));
+        let mut notices = others.filter_map(|rank| Some((rank, self.notice_of(rank, &calls)?)));
         let first = notices.next()?;
         let of_culprit = |(rank, notice): &(u32, Notice)| *rank == notice.culprit;
         if of_culprit(&first) {
@@ -215,31 +225,40 @@ impl Notices {
         Some(notices.find(of_culprit).unwrap_or(first).1)
     }
 
-    fn notice_of(&self, rank: u32, round: u64) -> Option<Notice> {
-        let words = self.words_of(rank);
-        if words[0].load(Ordering::Acquire) != round {
-            return None;
-        }
-        let culprit = words[1].load(Ordering::Relaxed) as u32;
-        let bytes = words[2].load(Ordering::Relaxed).min(NOTICE_TEXT as u64) as usize;
-        let text = words[NOTICE_HEADER..].iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
-        let text = text.take(bytes).collect::<Vec<u8>>();
-        Some(Notice { culprit, text: String::from_utf8_lossy(&text).into_owned() })
+    fn notice_of(&self, rank: u32, calls: &RangeInclusive<u64>) -> Option<Notice> {
+        let mut numbered = [0, 1].map(|slot| (self.words_of(rank, slot)[0].load(Ordering::Acquire), slot));
+        // The first failure explains the later ones.
+        numbered.sort_unstable();
+        numbered
+            .into_iter()
+            .filter(|(call, _)| calls.contains(call))
+            .find_map(|(call, slot)| read_notice(self.words_of(rank, slot), call))
     }
 
-    fn words_of(&self, rank: u32) -> &[AtomicU64] {
+    fn words_of(&self, rank: u32, slot: u64) -> &[AtomicU64] {
         let arena = &self.domain.arenas[rank as usize];
-        debug_assert!(self.offset + NOTICE_BYTES <= arena.len());
-        // SAFETY: the arena has room for a notice there, is aligned to pages, and lives as long as the domain. Its
+        debug_assert!(self.offset + 2 * NOTICE_BYTES <= arena.len());
+        // SAFETY: the arena has room for two notices there, is aligned to pages, and lives as long as the domain. Its
         // words are only accessed as atomics.
         unsafe {
-            let start = arena.as_ptr().add(self.offset).cast();
+            let start = arena.as_ptr().add(self.offset + slot as usize * NOTICE_BYTES).cast();
             std::slice::from_raw_parts(start, NOTICE_BYTES / size_of::<u64>())
         }
     }
 }
 
-/// The offset of the notice of a rank in its arena. The notice follows the slots.
+/// The notice in these words, unless it is no longer that of the call.
+fn read_notice(words: &[AtomicU64], call: u64) -> Option<Notice> {
+    let culprit = words[1].load(Ordering::Relaxed) as u32;
+    let bytes = words[2].load(Ordering::Relaxed).min(NOTICE_TEXT as u64) as usize;
+    let text = words[NOTICE_HEADER..].iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
+    let text = text.take(bytes).collect::<Vec<u8>>();
+    fence(Ordering::Acquire);
+    let is_unchanged = words[0].load(Ordering::Relaxed) == call;
+    is_unchanged.then(|| Notice { culprit, text: String::from_utf8_lossy(&text).into_owned() })
+}
+
+/// The offset of the notices of a rank in its arena. They follow the slots.
 fn notice_offset(words: usize) -> usize {
     2 * slot_bytes(words)
 }
@@ -396,7 +415,7 @@ mod tests {
                 let failing = round % 3;
                 let text = format!("rank {failing} failed: {}", "\u{e9}".repeat(500 * round as usize));
                 let expected = Notice { culprit: failing as u32, text: shorten_middle(&text, NOTICE_TEXT) };
-                assert_eq!(notices.find(round), None);
+                assert_eq!(notices.find(round..=round), None);
                 barrier.wait();
                 let is_second = rank == (failing + 1) % 3;
                 if is_second {
@@ -407,10 +426,33 @@ mod tests {
                     notices.leave(round, &Notice { text, ..expected.clone() });
                 }
                 barrier.wait();
-                let found = notices.find(round);
+                let found = notices.find(round..=round);
                 assert_eq!(found.is_some_and(|found| found == expected), rank != failing, "rank {rank}");
-                assert_eq!(notices.find(round + 1), None);
+                assert_eq!(notices.find(round + 1..=round + 1), None);
             }
+        });
+    }
+
+    /// A rank fails, and fails in the next call before a slow rank has read the first notice.
+    #[test]
+    fn keeps_notice_of_previous_call() {
+        on_each_rank(2, LONG_TIMEOUT, |rank, mut board| {
+            let notices = board.notices().expect("the board is open");
+            let notice = |call: u64| Notice { culprit: 0, text: format!("failure {call}") };
+            while board.exchange(1, &[rank, 0], LONG_TIMEOUT).expect("both come").is_none() {}
+            if rank == 0 {
+                for call in 1..=3 {
+                    notices.leave(call, &notice(call));
+                }
+            }
+            while board.exchange(2, &[rank, 0], LONG_TIMEOUT).expect("both come").is_none() {}
+            if rank == 1 {
+                assert_eq!(notices.find(1..=1), None);
+                assert_eq!(notices.find(2..=2), Some(notice(2)));
+                assert_eq!(notices.find(1..=u64::MAX), Some(notice(2)));
+                assert_eq!(notices.find(4..=u64::MAX), None);
+            }
+            while board.exchange(3, &[rank, 0], LONG_TIMEOUT).expect("both come").is_none() {}
         });
     }
 

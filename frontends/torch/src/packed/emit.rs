@@ -1,12 +1,15 @@
 //! Nodes with operands that have packed rows.
 
 use symmc_import::Emit;
+use symmc_import::emit::extent_product;
 use symmc_ir::entity::Entity;
-use symmc_ir::{ArgOp, BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, TensorType, ValueId};
+use symmc_ir::{
+    ArgOp, AxisMap, BinaryOp, DType, Dim, FloatAttribute, Op, OperandAxis, OperandUse, ReductionKind,
+    ResultAxis, Scalar, TensorType, ValueId, infer,
+};
 
-use super::axes::{moved, reduced, reshaped};
 use crate::call::OpCall;
-use crate::lower::RuleResult;
+use crate::lower::{RuleFailure, RuleResult};
 use crate::packed_rows::{PackedRows, op_of};
 
 /// Operators whose results mix the rows of an operand and depend on the rows alone, and not on their number.
@@ -37,16 +40,10 @@ const MIXING: &[&str] = &[
     "aten.count_nonzero",
 ];
 
-/// The operands with which a node is emitted, and the packed axis of each result.
+/// The operands with which a node is emitted, and the packed axis of its results.
 struct PackedNode {
     inputs: Vec<ValueId>,
-    results: Vec<Option<PackedRows>>,
-}
-
-impl PackedNode {
-    fn of(inputs: &[ValueId], rows: Option<PackedRows>) -> PackedNode {
-        PackedNode { inputs: inputs.to_vec(), results: vec![rows.clone(), rows] }
-    }
+    rows: Option<PackedRows>,
 }
 
 /// Emits a node that may have operands with packed rows. `None` if no operand has them.
@@ -63,12 +60,10 @@ pub(crate) fn emit_packed(
     if let Some(result) = emit_composed(c, op, inputs)? {
         return Ok(Some(vec![result]));
     }
-    let node = represent(c, op, inputs, types)?;
+    let node = PackedCall::new(c, op, inputs, types)?.represent(c)?;
     let results = c.emit_plain(hint, op.clone(), &node.inputs, types)?;
-    for (&value, rows) in results.iter().zip(node.results) {
-        if let Some(rows) = rows {
-            c.set_packed(value, rows.axis, &rows.length);
-        }
+    if let Some(rows) = node.rows {
+        results.iter().for_each(|&value| c.set_packed(value, rows.axis, &rows.length));
     }
     Ok(Some(results))
 }
@@ -84,98 +79,144 @@ fn refuse_any<T>(c: &OpCall<'_, '_>, op: &Op, rows: &[Option<PackedRows>]) -> Ru
     refuse(c, op, &length)
 }
 
-fn represent(
-    c: &mut OpCall<'_, '_>,
-    op: &Op,
-    inputs: &[ValueId],
-    types: Option<&[TensorType]>,
-) -> RuleResult<PackedNode> {
-    let rows: Vec<Option<PackedRows>> = inputs.iter().map(|v| c.lowering.packed.rows(*v).cloned()).collect();
-    let Some(any) = rows.iter().flatten().next().cloned() else { return Ok(PackedNode::of(inputs, None)) };
-    let first = rows.first().cloned().flatten();
-    let x = inputs[0];
-    Ok(match op {
-        Op::Unary(_) | Op::BinaryScalar { .. } | Op::Cast | Op::Copy => PackedNode::of(inputs, first),
-        Op::Binary(_) | Op::Select | Op::Expand => {
-            let rank = match types.and_then(|t| t.first()) {
-                Some(ty) => ty.rank(),
-                None => inputs.iter().map(|v| c.rank(*v)).max().unwrap_or(0),
-            };
-            PackedNode::of(inputs, Some(broadcast_rows(c, op, inputs, &rows, rank)?))
-        }
-        Op::MatMul { .. } => matrix_product(c, op, inputs, &rows)?,
-        Op::GroupedMatMul => grouped_product(c, op, inputs, &rows)?,
-        Op::Reduce { op: kind, axes, .. } if axes.contains(&any.axis) => {
-            let neutral = neutral_element(*kind, c.dtype(x));
-            let Some(neutral) = neutral.filter(|_| mixes_rows(c)) else { return refuse(c, op, &any.length) };
-            PackedNode::of(&[c.fill_rest(x, &any, neutral)?], None)
-        }
-        Op::Reduce { axes, keep, .. } => PackedNode::of(inputs, Some(reduced(&any, axes, *keep))),
-        Op::ArgReduce { op: kind, axis, .. } if *axis == any.axis => {
-            if !mixes_rows(c) {
-                return refuse(c, op, &any.length);
+/// A node with packed rows, before it is emitted.
+struct PackedCall<'a> {
+    op: &'a Op,
+    inputs: &'a [ValueId],
+    /// The packed axis of each operand.
+    rows: Vec<Option<PackedRows>>,
+    results: Vec<TensorType>,
+    axes: AxisMap,
+}
+
+impl<'a> PackedCall<'a> {
+    fn new(
+        c: &OpCall<'_, '_>,
+        op: &'a Op,
+        inputs: &'a [ValueId],
+        types: Option<&[TensorType]>,
+    ) -> RuleResult<PackedCall<'a>> {
+        let rows = inputs.iter().map(|v| c.lowering.packed.rows(*v).cloned()).collect();
+        let operands: Vec<&TensorType> = inputs.iter().map(|v| c.ty(*v)).collect();
+        let results = match types {
+            Some(types) => types.to_vec(),
+            None => {
+                infer::infer_types(op, &operands, None).map_err(RuleFailure::Invalid)?.unwrap_or_default()
             }
-            let kind = if *kind == ArgOp::Max { ReductionKind::Max } else { ReductionKind::Min };
-            let Some(neutral) = neutral_element(kind, c.dtype(x)) else { return refuse(c, op, &any.length) };
-            PackedNode::of(&[c.fill_rest(x, &any, neutral)?], None)
+        };
+        let operand_shapes: Vec<&[Dim]> = operands.iter().map(|ty| &ty.shape[..]).collect();
+        let result_shapes: Vec<&[Dim]> = results.iter().map(|ty| &ty.shape[..]).collect();
+        let axes = op.axes(&operand_shapes, &result_shapes);
+        Ok(PackedCall { op, inputs, rows, results, axes })
+    }
+
+    fn packed_operands(&self) -> impl Iterator<Item = (usize, &PackedRows)> {
+        self.rows.iter().enumerate().filter_map(|(operand, rows)| Some((operand, rows.as_ref()?)))
+    }
+
+    /// Whether a row of the result may depend on all rows of an operand.
+    fn is_mixed(&self, operand: usize, rows: &PackedRows) -> bool {
+        self.axes.operands[operand].get(rows.axis).is_none_or(|axis| *axis == OperandAxis::Whole)
+    }
+
+    /// The node that gives the rows of the program, and its packed axis. If it mixes rows, the unspecified ones
+    /// are replaced.
+    fn represent(&self, c: &mut OpCall<'_, '_>) -> RuleResult<PackedNode> {
+        let PackedCall { op, inputs, .. } = *self;
+        // Ranks may have different numbers of rows.
+        if op.group().is_some() {
+            return refuse_any(c, op, &self.rows);
         }
-        Op::ArgReduce { axis, keep, .. } => PackedNode::of(inputs, Some(reduced(&any, &[*axis], *keep))),
-        Op::CumSum { .. } => PackedNode::of(inputs, first),
-        Op::Softmax { axis, .. } if *axis == any.axis => {
-            let least = Scalar::Float(FloatAttribute(f64::NEG_INFINITY));
-            PackedNode::of(&[c.fill_rest(x, &any, least)?], first)
-        }
-        Op::Softmax { .. } => PackedNode::of(inputs, first),
-        Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => {
-            let outside = first.as_ref().is_some_and(|rows| rows.axis + axes < c.rank(x));
-            if !outside || rows.iter().skip(1).any(Option::is_some) {
-                return refuse(c, op, &any.length);
+        let Some((operand, mixed)) = self.packed_operands().find(|(k, rows)| self.is_mixed(*k, rows)) else {
+            return self.represent_aligned(c);
+        };
+        let are_all_mixed = self.packed_operands().all(|(k, rows)| self.is_mixed(k, rows));
+        let dtype = c.dtype(inputs[operand]);
+        let (filled, rows) = match op {
+            Op::Reduce { op: kind, .. } if mixes_rows(c) => (neutral_element(*kind, dtype), None),
+            Op::ArgReduce { op, .. } if mixes_rows(c) => (Some(extreme(dtype, *op == ArgOp::Min)), None),
+            Op::Softmax { .. } => (Some(Scalar::Float(FloatAttribute(f64::NEG_INFINITY))), Some(mixed)),
+            Op::Sort { descending, .. } => (Some(last_in_order(dtype, *descending)), Some(mixed)),
+            Op::CumSum { .. } => {
+                return Ok(PackedNode { inputs: inputs.to_vec(), rows: Some(mixed.clone()) });
             }
-            PackedNode::of(inputs, first)
-        }
-        Op::Sort { axis, descending } => {
-            let input = if *axis == any.axis {
-                let last = last_in_order(c.dtype(x), *descending);
-                c.fill_rest(x, &any, last)?
-            } else {
-                x
-            };
-            PackedNode::of(&[input], first)
-        }
-        Op::TopK { axis, .. } if *axis != any.axis => PackedNode::of(inputs, first),
-        Op::Take { axis } | Op::Index { axis } => indexed(c, op, *axis, inputs, &rows)?,
-        Op::GatherElements { axis } => gathered(c, op, *axis, inputs, &rows)?,
-        Op::Concat { axis } if rows.iter().flatten().all(|r| r.axis != *axis) => {
-            let same = rows.iter().all(|r| r.as_ref() == Some(&any));
-            if !same {
-                return refuse(c, op, &any.length);
+            Op::MatMul { .. } if are_all_mixed => {
+                let mut inputs = inputs.to_vec();
+                for (operand, value) in inputs.iter_mut().enumerate() {
+                    let rows = moved(mixed, c.rank(*value) - 1 - operand);
+                    *value = c.fill_rest(*value, &rows, Scalar::Int(0))?;
+                }
+                return Ok(PackedNode { inputs, rows: None });
             }
-            PackedNode::of(inputs, first)
-        }
-        Op::Pad { low, .. } => {
-            let kept = types.and_then(|t| t.first()).is_some_and(|ty| {
-                ty.shape.get(any.axis) == Some(&c.extent(x, any.axis))
-                    && low.get(any.axis).and_then(Dim::as_const) == Some(0)
-            });
-            if !kept {
-                return refuse(c, op, &any.length);
+            Op::GroupedMatMul if are_all_mixed && self.has_grouped_rows(c) => {
+                return Ok(PackedNode { inputs: inputs.to_vec(), rows: None });
             }
-            PackedNode::of(inputs, first)
+            // Positions are within the rows of the indexed axis.
+            Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. } => {
+                return self.represent_aligned(c);
+            }
+            _ => (None, None),
+        };
+        let Some(filled) = filled else { return refuse(c, op, &mixed.length) };
+        Ok(PackedNode { inputs: vec![c.fill_rest(inputs[operand], mixed, filled)?], rows: rows.cloned() })
+    }
+
+    /// Whether groups, which end within the rows, divide the rows of both matrices of a grouped product.
+    fn has_grouped_rows(&self, c: &OpCall<'_, '_>) -> bool {
+        match &self.rows[..] {
+            [Some(of_x), Some(of_y), None] => c.rank(self.inputs[1]) == 2 && of_x.length == of_y.length,
+            _ => false,
         }
-        Op::Reshape => {
-            let to = types.and_then(|t| t.first()).map(|ty| ty.shape.clone()).unwrap_or_default();
-            match reshaped(&any, &c.shape(x), &to) {
-                Some(rows) => PackedNode::of(inputs, Some(rows)),
-                None => return refuse(c, op, &any.length),
+    }
+
+    /// A node that computes a row of its result from the same row of packed operands, except of those that it
+    /// indexes.
+    fn represent_aligned(&self, c: &mut OpCall<'_, '_>) -> RuleResult<PackedNode> {
+        let PackedCall { op, inputs, .. } = *self;
+        let mut node = PackedNode { inputs: inputs.to_vec(), rows: None };
+        for (operand, rows) in self.packed_operands() {
+            if self.is_mixed(operand, rows) {
+                continue;
+            }
+            let of_result = self.result_rows(c, operand, rows);
+            if of_result.is_none() || node.rows.is_some() && node.rows != of_result {
+                return refuse(c, op, &rows.length);
+            }
+            node.rows = of_result;
+            if matches!(op.operand_use(operand), OperandUse::Index { .. }) {
+                node.inputs[operand] = c.fill_rest(inputs[operand], rows, Scalar::Int(0))?;
             }
         }
-        Op::Permute { perm } => {
-            let axis = perm.iter().position(|a| *a == any.axis).unwrap_or(any.axis);
-            PackedNode::of(inputs, Some(moved(&any, axis)))
+        let Some(rows) = &node.rows else { return Ok(node) };
+        for (operand, &x) in inputs.iter().enumerate().filter(|(k, _)| self.rows[*k].is_none()) {
+            let axis = self.axes.operand_axis(operand, rows.axis);
+            let is_fixed = axis.is_some_and(|axis| c.extent(x, axis).as_const() != Some(1));
+            if is_fixed && !is_created_here(c, x) {
+                return c.refuse_packed("it combines rows with a value of fixed extent", &rows.length);
+            }
         }
-        Op::Slice { axis, .. } if *axis != any.axis => PackedNode::of(inputs, first),
-        _ => return refuse(c, op, &any.length),
-    })
+        Ok(node)
+    }
+
+    /// The packed axis of the results for that of an operand.
+    fn result_rows(&self, c: &OpCall<'_, '_>, operand: usize, rows: &PackedRows) -> Option<PackedRows> {
+        match self.axes.operands[operand][rows.axis] {
+            OperandAxis::Aligned(axis) => {
+                (self.axes.results[axis] != ResultAxis::Joint).then(|| moved(rows, axis))
+            }
+            OperandAxis::Outer(axis) => {
+                let inner = extent_product(&c.shape(self.inputs[operand])[rows.axis + 1..]);
+                let result_inner = extent_product(&self.results.first()?.shape[axis + 1..]);
+                let length = (rows.length.clone() * inner).exact_div(&result_inner)?;
+                Some(PackedRows { axis, length })
+            }
+            OperandAxis::Broadcast | OperandAxis::Whole => None,
+        }
+    }
+}
+
+fn moved(rows: &PackedRows, axis: usize) -> PackedRows {
+    PackedRows { axis, length: rows.length.clone() }
 }
 
 /// Whether the operator mixes rows in a way that does not depend on their number.
@@ -225,150 +266,10 @@ fn mean(
     c.cast(y, dtype)
 }
 
-/// The packed axis of the result of an element-wise node.
-fn broadcast_rows(
-    c: &OpCall<'_, '_>,
-    op: &Op,
-    inputs: &[ValueId],
-    rows: &[Option<PackedRows>],
-    rank: usize,
-) -> RuleResult<PackedRows> {
-    let mut found: Option<PackedRows> = None;
-    for (x, rows) in inputs.iter().zip(rows) {
-        let Some(rows) = rows else { continue };
-        let here = moved(rows, (rows.axis + rank).saturating_sub(c.rank(*x)));
-        match &found {
-            Some(other) if *other != here => return refuse(c, op, &here.length),
-            _ => found = Some(here),
-        }
-    }
-    let Some(found) = found else { return c.refuse_packed("an operand has no rows", &Dim::from(0)) };
-    for (x, rows) in inputs.iter().zip(rows) {
-        if rows.is_none() && !is_created_here(c, *x) {
-            let axis = (found.axis + c.rank(*x)).checked_sub(rank);
-            let extent = axis.map(|axis| c.extent(*x, axis));
-            if extent.is_some_and(|extent| extent.as_const() != Some(1)) {
-                let what = "it combines rows with a value of fixed extent";
-                return c.refuse_packed(what, &found.length);
-            }
-        }
-    }
-    Ok(found)
-}
-
 /// Whether this call emitted a value without packed operands: ranges, masks and fills, whose first rows are
 /// those of any length.
 fn is_created_here(c: &OpCall<'_, '_>, x: ValueId) -> bool {
     !c.existed_before(x) || c.lowering.packed.masks.values().any(|v| v.index() == x.index())
-}
-
-fn matrix_product(
-    c: &mut OpCall<'_, '_>,
-    op: &Op,
-    inputs: &[ValueId],
-    rows: &[Option<PackedRows>],
-) -> RuleResult<PackedNode> {
-    let &[x, y] = inputs else { return refuse(c, op, &Dim::from(0)) };
-    let rank = c.rank(x).max(c.rank(y));
-    let mut inner = None;
-    let mut found: Option<PackedRows> = None;
-    for (operand, (value, rows)) in [x, y].into_iter().zip(rows).enumerate() {
-        let Some(rows) = rows else { continue };
-        let from_end = c.rank(value) - rows.axis;
-        let contracted = if operand == 0 { from_end == 1 } else { from_end == 2 };
-        if contracted {
-            inner = Some(rows.clone());
-            continue;
-        }
-        let here = moved(rows, rank - from_end);
-        match &found {
-            Some(other) if *other != here => return refuse(c, op, &here.length),
-            _ => found = Some(here),
-        }
-    }
-    match (inner, found) {
-        (None, found) => Ok(PackedNode::of(inputs, found)),
-        (Some(length), None) => {
-            let mut masked = Vec::with_capacity(2);
-            for (operand, value) in [x, y].into_iter().enumerate() {
-                let rank = c.rank(value);
-                let axis = if operand == 0 { rank - 1 } else { rank - 2 };
-                masked.push(c.fill_rest(value, &moved(&length, axis), Scalar::Int(0))?);
-            }
-            Ok(PackedNode::of(&masked, None))
-        }
-        (Some(inner), Some(_)) => refuse(c, op, &inner.length),
-    }
-}
-
-/// The groups of a grouped product end within the rows, so what follows them is in no group.
-fn grouped_product(
-    c: &OpCall<'_, '_>,
-    op: &Op,
-    inputs: &[ValueId],
-    rows: &[Option<PackedRows>],
-) -> RuleResult<PackedNode> {
-    match rows {
-        [Some(of_x), None, None] if of_x.axis == 0 && c.rank(inputs[1]) == 3 => {
-            Ok(PackedNode::of(inputs, Some(of_x.clone())))
-        }
-        [Some(of_x), Some(of_y), None]
-            if of_x.axis == 1 && of_y.axis == 0 && of_x.length == of_y.length && c.rank(inputs[1]) == 2 =>
-        {
-            Ok(PackedNode::of(inputs, None))
-        }
-        _ => refuse_any(c, op, rows),
-    }
-}
-
-fn indexed(
-    c: &mut OpCall<'_, '_>,
-    op: &Op,
-    axis: usize,
-    inputs: &[ValueId],
-    rows: &[Option<PackedRows>],
-) -> RuleResult<PackedNode> {
-    let indices = inputs.len() - 1;
-    let index_rank = inputs[1..].iter().map(|v| c.rank(*v)).max().unwrap_or(0);
-    let mut found = None;
-    let mut operands = vec![inputs[0]];
-    if let Some(rows) = rows[0].as_ref().filter(|r| !(axis..axis + indices).contains(&r.axis)) {
-        let at = if rows.axis < axis { rows.axis } else { rows.axis + index_rank - indices };
-        found = Some(moved(rows, at));
-    }
-    for (&index, rows) in inputs[1..].iter().zip(&rows[1..]) {
-        let Some(rows) = rows else {
-            operands.push(index);
-            continue;
-        };
-        let here = moved(rows, axis + rows.axis + index_rank - c.rank(index));
-        if found.as_ref().is_some_and(|other| *other != here) {
-            return refuse(c, op, &rows.length);
-        }
-        found = Some(here);
-        operands.push(c.fill_rest(index, rows, Scalar::Int(0))?);
-    }
-    Ok(PackedNode { inputs: operands, results: vec![found] })
-}
-
-fn gathered(
-    c: &mut OpCall<'_, '_>,
-    op: &Op,
-    axis: usize,
-    inputs: &[ValueId],
-    rows: &[Option<PackedRows>],
-) -> RuleResult<PackedNode> {
-    match rows {
-        [of_x, Some(of_index)]
-            if of_x.as_ref().is_none_or(|r| r.axis == axis || r == of_index)
-                && (of_x.is_some() || of_index.axis == axis) =>
-        {
-            let index = c.fill_rest(inputs[1], of_index, Scalar::Int(0))?;
-            Ok(PackedNode { inputs: vec![inputs[0], index], results: vec![Some(of_index.clone())] })
-        }
-        [Some(of_x), None] if of_x.axis == axis => Ok(PackedNode::of(inputs, None)),
-        _ => refuse_any(c, op, rows),
-    }
 }
 
 /// Concatenation along the packed axis: a gather of the rows of all operands, one after the other.

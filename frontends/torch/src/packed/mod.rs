@@ -14,7 +14,6 @@ use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::packed_rows::PackedRows;
 
-mod axes;
 mod emit;
 
 pub(crate) use emit::emit_packed;

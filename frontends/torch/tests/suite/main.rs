@@ -12,6 +12,7 @@ mod exchanges;
 mod experts;
 mod import;
 mod ops;
+mod packed_rows;
 mod programs;
 mod ranks;
 mod reference;

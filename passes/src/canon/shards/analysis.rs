@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use symmc_ir::{
-    ArgOp, CollectiveKind, Dim, EntityMap, Graph, GroupId, Node, NodeId, Op, ReductionKind, Replication,
-    TensorType, ValueId,
+    ArgOp, CollectiveKind, Dim, EntityMap, Graph, GroupId, Node, NodeId, Op, OperandAxis, ReductionKind,
+    Replication, ResultAxis, TensorType, ValueId,
 };
 
 use super::gathered::{GatheredValue, GatheredWindow};
@@ -185,6 +185,8 @@ impl<'g> ShardAnalysis<'g> {
                 let shard = softmax(&mut self.terms, &g, *log)?;
                 Some(ShardFact::Gathered(GatheredValue { shard, ..g }))
             }
+            // Each rank has another part of the result of an op with a group.
+            op if node.inputs.len() > 1 || op.group().is_some() => None,
             op => {
                 let from = &self.graph.ty(node.inputs[0]).shape;
                 let (axis, extent) = gathered_axis_after(op, &g, from, ty, &self.terms)?;
@@ -206,18 +208,16 @@ impl<'g> ShardAnalysis<'g> {
         if node.op.divides_integers(ty.dtype) {
             return None;
         }
-        let rank = ty.rank();
-        let first =
-            node.inputs.iter().find_map(|&v| Some((self.as_gathered(v)?.clone(), value_rank(self.graph, v))));
-        let (first, first_rank) = first?;
+        let axes = self.graph.node_axes(node);
+        let (first, axis) = node.inputs.iter().enumerate().find_map(|(k, &v)| {
+            let g = self.as_gathered(v)?;
+            Some((g.clone(), axes.result_axis(k, g.axis)?))
+        })?;
         let extent = first.shard_extent(&self.terms).clone();
-        // The axis as counted in the result.
-        let axis = first.axis + rank - first_rank;
         let mut operands = Vec::with_capacity(node.inputs.len());
         let mut by_reader = false;
-        for &v in &node.inputs {
-            let aligned =
-                self.as_gathered(v).filter(|g| g.axis + rank - value_rank(self.graph, v) == axis).cloned();
+        for (k, &v) in node.inputs.iter().enumerate() {
+            let aligned = self.as_gathered(v).filter(|g| axes.result_axis(k, g.axis) == Some(axis)).cloned();
             let (shard, differs) = match aligned {
                 Some(g) => {
                     let is_same_part = (g.group, g.window) == (first.group, first.window);
@@ -225,9 +225,9 @@ impl<'g> ShardAnalysis<'g> {
                         return None;
                     }
                     self.join_gathers(first.base, g.base);
-                    (self.shard_of_rank(&g, rank), g.by_reader)
+                    (self.shard_of_rank(&g, ty.rank()), g.by_reader)
                 }
-                None => self.operand_of_shards(v, &GatheredValue { axis, ..first.clone() }, ty)?,
+                None => self.operand_of_shards(v, axes.operand_axis(k, axis), &first, ty.rank())?,
             };
             operands.push(shard);
             by_reader |= differs;
@@ -252,29 +252,29 @@ impl<'g> ShardAnalysis<'g> {
         self.terms.reshape(g.shard, shape)
     }
 
-    /// The term that combines with shards to give a value of this type, and whether it differs by reader.
+    /// The term that combines with shards of `rank` axes, and whether it differs by reader.
     ///
     /// If a value is broadcast along the axis of the shards, the term is the value itself if it is the same
     /// on all ranks, else its values on all ranks, gathered. For any other value, the term is this rank's
-    /// piece of it.
+    /// piece of it along `axis`.
     fn operand_of_shards(
         &mut self,
         v: ValueId,
+        axis: Option<usize>,
         x: &GatheredValue,
-        ty: &TensorType,
+        rank: usize,
     ) -> Option<(TermId, bool)> {
         let is_same = self.is_replicated(v, x.group);
-        let shape = &self.graph.ty(v).shape;
         let whole = self.terms.source(v);
-        let missing = ty.rank() - shape.len();
-        match x.axis.checked_sub(missing) {
-            Some(axis) if shape[axis].as_const() != Some(1) => {
-                let has_pieces = is_same && shape[axis] == ty.shape[x.axis] && x.window.is_none();
+        match axis {
+            Some(axis) => {
                 let piece = Op::Shard { axis, group: x.group };
+                let has_pieces = is_same && x.window.is_none();
                 Some((has_pieces.then(|| self.terms.op(piece, &[whole]))??, false))
             }
-            _ if is_same => Some((whole, false)),
-            _ => {
+            None if is_same => Some((whole, false)),
+            None => {
+                let missing = rank - self.graph.ty(v).rank();
                 let local = self.terms.with_leading(whole, missing + 1);
                 Some((self.terms.all_gather(x.group, local)?, true))
             }
@@ -365,26 +365,16 @@ fn gathered_axis_after(
     ty: &TensorType,
     terms: &ShardTerms<'_>,
 ) -> Option<(usize, Dim)> {
-    let axis = match op {
-        Op::Reshape => return g.axis_after_reshape(from, &ty.shape, terms),
-        Op::Permute { perm } => perm.iter().position(|&a| a == g.axis)?,
-        Op::Expand => g.axis + ty.rank() - from.len(),
-        Op::Copy => g.axis,
-        Op::Slice { axis, step: 1, .. } | Op::Softmax { axis, .. } | Op::CumSum { axis }
-            if *axis != g.axis =>
-        {
-            g.axis
+    let axes = op.axes(&[from], &[&ty.shape]);
+    match *axes.operands.first()?.get(g.axis)? {
+        OperandAxis::Aligned(axis) if axes.results[axis] == ResultAxis::Independent => {
+            Some((axis, g.shard_extent(terms).clone()))
         }
-        Op::Reduce { axes, keep, .. } => axis_after_reduction(axes, *keep, g.axis)?,
-        Op::ArgReduce { axis, keep, .. } => axis_after_reduction(&[*axis], *keep, g.axis)?,
-        _ => return None,
-    };
-    let extent = g.shard_extent(terms).clone();
-    (op != &Op::Expand || ty.shape[axis] == from[g.axis]).then_some((axis, extent))
-}
-
-fn value_rank(graph: &Graph, v: ValueId) -> usize {
-    graph.ty(v).rank()
+        OperandAxis::Outer(axis) if g.window.is_none() => {
+            Some((axis, ty.shape[axis].exact_div(&Dim::from(g.ranks))?))
+        }
+        _ => None,
+    }
 }
 
 /// An op with one operand, changed for an operand with one more leading axis; `None` if that is impossible.
@@ -394,6 +384,7 @@ fn with_leading_axis(op: Op, same_rank: bool) -> Option<Op> {
             Op::Permute { perm: std::iter::once(0).chain(perm.into_iter().map(|a| a + 1)).collect() }
         }
         Op::Slice { axis, start, step } => Op::Slice { axis: axis + 1, start, step },
+        Op::Pad { low, value } => Op::Pad { low: std::iter::once(Dim::from(0)).chain(low).collect(), value },
         Op::Softmax { axis, log } => Op::Softmax { axis: axis + 1, log },
         Op::CumSum { axis } => Op::CumSum { axis: axis + 1 },
         Op::Reduce { op, axes, keep } => {
@@ -401,15 +392,10 @@ fn with_leading_axis(op: Op, same_rank: bool) -> Option<Op> {
         }
         Op::ArgReduce { op, axis, keep } => Op::ArgReduce { op, axis: axis + 1, keep },
         // An expansion adds its new axes in front.
-        Op::Expand if !same_rank => return None,
-        op => op,
+        Op::Expand if same_rank => Op::Expand,
+        op @ (Op::Reshape | Op::Copy | Op::RmsNorm { .. } | Op::LayerNorm { .. }) => op,
+        _ => return None,
     })
-}
-
-/// The axis of the result of a reduction that corresponds to an axis of its operand.
-fn axis_after_reduction(axes: &[usize], keep: bool, axis: usize) -> Option<usize> {
-    let removed = if keep { 0 } else { axes.iter().filter(|&&a| a < axis).count() };
-    (!axes.contains(&axis)).then_some(axis - removed)
 }
 
 /// The all_gathers among more than one rank whose result has at least `bytes` bytes.

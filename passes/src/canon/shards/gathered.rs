@@ -91,31 +91,6 @@ impl GatheredValue {
         Some(out)
     }
 
-    /// The axis that the gathered axis of a value of this shape becomes under another shape, and the extent
-    /// of a shard there.
-    pub fn axis_after_reshape(
-        &self,
-        from: &[Dim],
-        to: &[Dim],
-        terms: &ShardTerms<'_>,
-    ) -> Option<(usize, Dim)> {
-        let before = from[..self.axis].iter().cloned().fold(Dim::from(1), |all, extent| all * extent);
-        let mut leading = Dim::from(1);
-        for (axis, extent) in to.iter().enumerate() {
-            if leading == before {
-                let part = match self.window {
-                    None => extent.exact_div(&Dim::from(self.ranks)),
-                    Some(_) => (*extent == from[self.axis]).then(|| self.shard_extent(terms).clone()),
-                };
-                if let Some(part) = part {
-                    return Some((axis, part));
-                }
-            }
-            leading = leading * extent.clone();
-        }
-        None
-    }
-
     /// Collects the results of all ranks for this rank along a new leading axis.
     pub fn collect_from_ranks(&self, found: TermId, terms: &mut ShardTerms<'_>) -> Option<TermId> {
         if self.by_reader {

@@ -237,6 +237,10 @@ fn changes_of_structure_are_found() {
         ),
         ("%y: i64[t] = cumsum %n axis=0\nreturn %y\n", "%y: i64[t] = copy %n\nreturn %y\n"),
         (
+            "%y: f32[t, 16] = pad %x low=[1000, 0] value=0.0\nreturn %y\n",
+            "%y: f32[t, 16] = pad %x low=[1001, 0] value=0.0\nreturn %y\n",
+        ),
+        (
             "%a: f32[t, 16] = neg %x\n%b: f32[t, 16] = exp %x\nreturn %a\nreturn %b\n",
             "%a: f32[t, 16] = neg %x\n%b: f32[t, 16] = exp %x\nreturn %b\nreturn %a\n",
         ),
@@ -249,7 +253,7 @@ fn changes_of_structure_are_found() {
         assert_eq!(found, SourceStatus::Different, "{source}\nto\n{planned}\n{all:#?}");
         tried += 1;
     }
-    assert_eq!(tried, 14);
+    assert_eq!(tried, 15);
 }
 
 #[test]

@@ -123,15 +123,13 @@ class JointGraph:
             return self._compile_together(inputs, sizes, numbers)
         if isinstance(found, str):
             return self._run_separately(inputs, sizes, found)
-        for runner in found.runners:
-            runner.has_started = False
         return found.function(inputs)
 
     def state(self, inputs: list) -> tuple[int, int, symmc.Error | None]:
         """The state of this rank before a call, the arguments that share memory, and the error of an earlier run on a GPU."""
         state, arguments, pending_error = 0, 0, None
         try:
-            for runner in self._runners():
+            for runner in self.runners():
                 runner.poll()
         except symmc.Error as error:
             pending_error = error
@@ -177,16 +175,16 @@ class JointGraph:
             arenas.abort(self.board.ranks.members, error)
 
     def _ends_alone(self, error: BaseException, numbers: tuple[int, ...]) -> bool:
-        """Whether a call that was interrupted has begun its only run, which ends without this rank."""
+        """Whether a call has begun its only run, which ends without this rank, before an error that is not of the run."""
         search = self.decisions.get(numbers)
         function = None if isinstance(search, str) or search is None else search.function
-        return isinstance(error, KeyboardInterrupt) and isinstance(function, PlannedGraph) and function.runner.has_started
+        return not isinstance(error, symmc.Error) and isinstance(function, PlannedGraph) and function.runner.has_started
 
     def _all_arenas(self) -> list[Arenas]:
         own = [] if self.arenas is None else [self.arenas]
-        return list(dict.fromkeys([*own, *(runner.arenas for runner in self._runners())]))
+        return list(dict.fromkeys([*own, *(runner.arenas for runner in self.runners())]))
 
-    def _runners(self):
+    def runners(self):
         return [runner for found in self.decisions.values() if not isinstance(found, str) for runner in found.runners]
 
     def _compile_together(self, inputs: list, sizes: tuple[int, ...], numbers: tuple[int, ...]):
@@ -267,6 +265,8 @@ class _JointCall:
         """The results."""
         function = self.function
         values = self.inputs
+        for runner in function.runners():
+            runner.begin_call()
         self.sizes = tuple([values[at] if axis is None else values[at].shape[axis] for _, at, axis in function.symbol_sources])
         state = arguments = 0
         try:

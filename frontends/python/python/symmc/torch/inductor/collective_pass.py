@@ -16,6 +16,7 @@ from symmc.torch.graphs.sizes import symbol_sources
 from symmc.torch.inductor import engine_ops, operators
 from symmc.torch.inductor.engine_ops import NoForm
 from symmc.torch.inductor.form import GraphPart, is_data
+from symmc.torch.inductor.graph_calls import describe_sites
 from symmc.torch.ranks import process_groups
 from symmc.torch.settings.options import Options
 
@@ -70,6 +71,7 @@ class CollectivePass(CustomGraphPass):
 
             operators.lower()
             stable_topological_sort(graph)
+            _number_forms(graph)
             graph.lint()
 
     def uuid(self) -> bytes:
@@ -165,13 +167,13 @@ class _CollectiveSite:
         graph, ops = self.graph, torch.ops.symmc
         if is_overlapped:
             with graph.inserting_before(self.collective):
-                token = graph.call_function(ops.start.default, arguments)
+                token = graph.call_function(ops.start.default, (*arguments, ""))
             token.meta["val"] = part.inputs[0].meta["val"].new_empty(1, dtype=torch.int64)
             with graph.inserting_before(self.result):
                 call = graph.call_function(ops.wait.default, (token, *arguments))
         else:
             with graph.inserting_after(region[-1]):
-                call = graph.call_function(ops.planned.default, arguments)
+                call = graph.call_function(ops.planned.default, (*arguments, ""))
         call.meta["val"] = [node.meta["val"] for node in part.outputs]
         for number, old in enumerate(part.outputs):
             with graph.inserting_after(call):
@@ -180,6 +182,15 @@ class _CollectiveSite:
             old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in region)
         for node in reversed(region):
             graph.erase_node(node)
+
+
+def _number_forms(graph: torch.fx.Graph) -> None:
+    """Sets the last argument of operators of symmc: the place of a form in its graph."""
+    nodes = [node for node in graph.nodes if node.target in (torch.ops.symmc.planned.default, torch.ops.symmc.start.default)]
+    name = hashlib.sha256(str(graph).encode()).hexdigest()[:16]
+    texts = describe_sites(name, [tuple(operators.form_of(node.args[2]).groups) for node in nodes])
+    for node, text in zip(nodes, texts):
+        node.update_arg(3, text)
 
 
 def _plan_options(options: Options, symbols: int) -> dict:

@@ -3,8 +3,7 @@
 They are called hundreds of times in a pass over a model, while the GPU waits for the CPU. A call is a look-up and a run. A form has one
 program, plan and session, for all graphs that have it.
 
-Ranks agree on a call only if it needs another plan or session. A rank that fails in such a call leaves a notice for the others. In other
-calls it ends the session, so that the runs of the others end. Ranks then plan the form again together.
+Ranks agree on a call only if it needs another plan or session, and on the first call after a failure (``graph_calls``).
 
 ``planned`` returns its results on the current stream. ``start`` begins the same run on a stream of its own, after the work that the
 current stream has, and ``wait`` makes the current stream wait for the results. Operands are arguments of both, so that their memory is
@@ -14,7 +13,9 @@ communicator: two sessions that run at the same time could wait for each other.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 
 import torch
 import torch.distributed as dist
@@ -25,17 +26,19 @@ from symmc._symmc import SizeAssumptions
 from symmc.torch.graphs.nodes import rename_process_groups
 from symmc.torch.importing import programs
 from symmc.torch.importing.lift import LiftedGraph
+from symmc.torch.inductor import graph_calls
 from symmc.torch.inductor.form import GraphForm
+from symmc.torch.inductor.graph_calls import site_of
 from symmc.torch.ranks import process_groups
-from symmc.torch.ranks.board import Board
-from symmc.torch.ranks.exchange import JointCall, RankGroup, WorldCache, is_raised_by_all
+from symmc.torch.ranks.digest import digest_of
+from symmc.torch.ranks.exchange import is_raised_by_all
 from symmc.torch.runtime.operands import find_without_memory, without_memory_error
 from symmc.torch.runtime.runner import BAD_DATA, DTYPES, PlanRunner, machine_for
 from symmc.torch.settings.options import Options
 
 _library = torch.library.Library("symmc", "DEF")
-_library.define("planned(Tensor[] inputs, SymInt[] sizes, str form) -> Tensor[]")
-_library.define("start(Tensor[] inputs, SymInt[] sizes, str form) -> Tensor")
+_library.define("planned(Tensor[] inputs, SymInt[] sizes, str form, str site) -> Tensor[]")
+_library.define("start(Tensor[] inputs, SymInt[] sizes, str form, str site) -> Tensor")
 _library.define("wait(Tensor started, Tensor[] inputs, SymInt[] sizes, str form) -> Tensor[]")
 
 _MOST = 8192
@@ -43,93 +46,105 @@ _MOST = 8192
 
 _world = dist.distributed_c10d._world if dist.is_available() else None
 
-_boards = WorldCache({})
-"""The boards of forms, by their ranks and the timeout of their waits."""
-
-
-def _board_of(ranks: RankGroup) -> Board:
-    boards, key = _boards(), (ranks.members, ranks.timeout)
-    if key not in boards:
-        boards[key] = Board(ranks)
-    return boards[key]
-
-
 class PlannedForm:
     """A form as a function of its inputs, for the current process groups."""
 
     def __init__(self, text: str):
         self.world, self.text = _world.default_pg, text
         form = form_of(text)
-        self.module, symbols = form.module()
-        lifted = LiftedGraph.from_module(self.module)
-        options = Options.of(form.options)
-        ranks, groups = process_groups.connect_groups(lifted.groups, options.timeout)
-        self.runner = PlanRunner(lifted, symbols, ranks, groups, options)
-        self.board = _board_of(ranks) if len(ranks.members) > 1 else None
-        self.decided: tuple[tuple[int, ...] | None, bool] = (None, False)
-        """Sizes, and whether PyTorch runs them: where the plan has the vendor's library for them, which PyTorch calls as well."""
+        self.options = Options.of(form.options)
+        self.ranks, self.groups = process_groups.connect_groups(form.groups, self.options.timeout)
+        self.is_left = False
+        """Whether PyTorch runs the form, as all ranks have decided."""
+        self.has_taken_part = False
+        """Whether the present call has begun a run, so that the others need this rank no more."""
+        self.history = graph_calls.history_of(tuple(form.groups)) if len(self.ranks.members) > 1 else None
+        if self.history is not None:
+            self.history.forms.add(self)
+        self.module, self.symbols = form.module()
+        self.lifted = LiftedGraph.from_module(self.module)
         self.begin = _collective(self.module) if form.is_collective else None
         """Starts a form that is a single collective, by PyTorch."""
+        self.runner = PlanRunner(self.lifted, self.symbols, self.ranks, self.groups, self.options)
+        self.decided: tuple[tuple[int, ...] | None, bool] = (None, False)
+        """Sizes, and whether PyTorch runs them: where the plan has the vendor's library for them, which PyTorch calls as well."""
 
     def start(self, sizes: tuple[int, ...], inputs: tuple[torch.Tensor, ...], device: torch.device, stream=None):
         """Starts a run. Returns its results, and whether PyTorch runs it: then each result is to be waited for."""
-        call: JointCall | None = None
-        self.runner.has_started = False
-        try:
-            if self.board is None or not self._needs_ranks(sizes, device):
+        self.has_taken_part = False
+        self.runner.begin_call()
+        history = self.history
+        if history is None or not (history.needs_agreement or self._needs_ranks(sizes)):
+            return self._start(sizes, inputs, device, stream)
+        with history.lock:
+            call = history.agree(self, self.ranks, sizes)
+            with call:
+                # A rank whose wait was interrupted takes no part.
+                call.raise_failure()
+                if self.is_left_to_pytorch(sizes, device):
+                    # PyTorch ends no wait for a rank that fails before it has decided.
+                    self.ranks.all_gather(b"", "a collective that PyTorch runs")
                 return self._start(sizes, inputs, device, stream)
-            with self.board.lock:
-                round = self.board.next_round((0, 0, 0, 0))
-                call = self.board.joint_call(round)
-                self.board.gather(round)
-                with call:
-                    # A rank whose wait was interrupted takes no part.
-                    call.raise_failure()
-                    return self._start(sizes, inputs, device, stream)
-        except BaseException as raised:
-            error = self._explain(raised, inputs)
-            self._fail(error, call)
-            if error is raised:
-                raise
-            raise error from raised
 
-    def _explain(self, error: BaseException, inputs: tuple[torch.Tensor, ...]) -> BaseException:
+    def wait(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Waits for results of PyTorch."""
+        try:
+            return list(map(torch.ops._c10d_functional.wait_tensor.default, results))
+        except Exception as error:
+            if self.history is not None:
+                # This rank has taken part, others may wait for each other.
+                self.history.notify(error, is_left_in_pytorch=True)
+                self.history.end_sessions(error)
+            raise
+
+    def took_part(self, error: BaseException) -> bool:
+        """Whether this rank has begun its run in a call that failed with this error."""
+        # A run that fails ends on all ranks.
+        return self.has_taken_part or self.runner.has_started and not isinstance(error, symmc.Error)
+
+    def explain(self, error: BaseException, inputs: tuple[torch.Tensor, ...]) -> BaseException:
         """The error of a run on these inputs, which names an input without memory if there is one."""
         freed = find_without_memory(inputs) if isinstance(error, symmc.InputError) else None
         if freed is None:
             return error
         node = [node for node in self.module.graph.nodes if node.op == "placeholder"][freed]
         user = next(iter(node.users))
-        return without_memory_error(f"operand {user.all_input_nodes.index(node)} of {user.target._opname}, with the extents {list(inputs[freed].shape)},")
+        operand = f"operand {user.all_input_nodes.index(node)} of {user.target._opname}"
+        return without_memory_error(f"{operand}, with the extents {list(inputs[freed].shape)},")
 
-    def _needs_ranks(self, sizes: tuple[int, ...], device: torch.device) -> bool:
+    def state(self, sizes: tuple[int, ...]) -> int:
+        """A digest of its plan."""
+        with self.runner.lock:
+            self.runner.needs_plan(sizes)
+            return digest_of([sorted(self.runner.ranges.items()), self.runner.plan is not None, self.decided == (sizes, True)])
+
+    def forget_plan(self) -> None:
+        """Drops its plan. All ranks call this together."""
+        self.runner.close()
+        self.runner = PlanRunner(self.lifted, self.symbols, self.ranks, self.groups, self.options)
+        self.decided, self.is_left = (None, False), False
+
+    def abort(self, error: BaseException) -> None:
+        """Ends its session on all ranks, because of an error of this rank."""
+        self.runner.arenas.abort(self.ranks.members, error)
+
+    def _needs_ranks(self, sizes: tuple[int, ...]) -> bool:
         """Whether ranks exchange something before a run of these sizes."""
-        runner, is_left = self.runner, self.decided == (sizes, True)
+        runner = self.runner
         if sizes == runner.sizes and runner.is_open:
             return False
         with runner.lock:
-            return runner.needs_plan(sizes) or not (runner.is_open or is_left)
+            return runner.needs_plan(sizes) or not (runner.is_open or self.decided == (sizes, True))
 
     def _start(self, sizes: tuple[int, ...], inputs: tuple[torch.Tensor, ...], device: torch.device, stream):
-        if self.is_left(sizes, device):
-            return [self.begin(*inputs)], True
+        self.is_left = self.is_left_to_pytorch(sizes, device)
+        if self.is_left:
+            begun = self.begin(*inputs)
+            self.has_taken_part = True
+            return [begun], True
         return self.runner.run(sizes, inputs, device, stream)[0], False
 
-    def _fail(self, error: BaseException, call: JointCall | None) -> None:
-        """Ends the call of the other ranks, because of an error of this one, and drops the plan on all of them."""
-        is_run_of_others = isinstance(error, KeyboardInterrupt) and self.runner.has_started
-        if isinstance(error, BAD_DATA) or is_raised_by_all(error) or is_run_of_others:
-            return
-        if call is not None:
-            call.report(error)
-        self.runner.arenas.abort(self.runner.ranks.members, error)
-        planned = _planned.get(self.text, {})
-        for device in [device for device, form in planned.items() if form is self]:
-            del planned[device]
-        # The graph that raises does not wait for them.
-        _started.clear()
-
-    def is_left(self, sizes: tuple[int, ...], device: torch.device) -> bool:
+    def is_left_to_pytorch(self, sizes: tuple[int, ...], device: torch.device) -> bool:
         """Whether PyTorch runs these sizes."""
         decided = self.decided
         return (decided if decided[0] == sizes else self._decide(sizes, device))[1]
@@ -223,23 +238,60 @@ def _plan_form(text: str, device: torch.device) -> PlannedForm:
     return _planned.setdefault(text, {}).setdefault(device, PlannedForm(text))
 
 
+def _call_form(text: str, site_text: str, sizes: list[int], inputs: list[torch.Tensor], begun_before, stream=None):
+    """Starts a run of a form at its place in a graph, after other runs. Returns the form, its results, and whether PyTorch runs it."""
+    call, form, site, given = None, None, site_of(site_text), tuple(inputs)
+    device = given[0].device
+    try:
+        call = graph_calls.enter(site)
+        for begun in begun_before:
+            begun.wait()
+        form = site.form = _find_planned(text, device)
+        results, is_left = form.start(tuple(sizes), given, device, stream)
+        graph_calls.take_part(call, site)
+        return form, results, is_left
+    except BaseException as raised:
+        error = raised
+        if form is not None:
+            if call is not None and form.took_part(raised):
+                graph_calls.take_part(call, site)
+            with contextlib.suppress(Exception):
+                error = form.explain(raised, given)
+        is_shared = form is not None and (isinstance(error, BAD_DATA) or is_raised_by_all(error))
+        graph_calls.fail(error, site.graph if call is None else None, form.history if is_shared else None)
+        _drop_started_runs()
+        if error is raised:
+            raise
+        raise error from raised
+
+
 class _StartedRun:
     """A run that was started and not yet waited for."""
 
-    def __init__(self, results: list[torch.Tensor], inputs: list[torch.Tensor], end: torch.cuda.Event | None, is_left: bool):
-        self.results, self.inputs, self.end, self.is_left = results, inputs, end, is_left
+    def __init__(self, form: PlannedForm, results: list[torch.Tensor], inputs: list[torch.Tensor], end: torch.cuda.Event | None, is_left: bool):
+        self.form, self.results, self.inputs, self.end, self.is_left = form, results, inputs, end, is_left
+        self.thread = threading.get_ident()
 
     def wait(self) -> list[torch.Tensor]:
         """Makes the current stream wait for the results."""
         if self.end is not None:
             torch.cuda.current_stream(self.results[0].device).wait_event(self.end)
         if self.is_left:
-            self.results = list(map(torch.ops._c10d_functional.wait_tensor.default, self.results))
+            self.results = self.form.wait(self.results)
         return self.results
 
 
 _started: dict[int, _StartedRun] = {}
 """The started runs, by the address of their token in the graph."""
+
+
+def _drop_started_runs() -> None:
+    """Drops the runs of a graph of this thread that raises, which does not wait for them."""
+    for token, begun in list(_started.items()):
+        if begun.thread == threading.get_ident() and _started.pop(token, None) is not None and begun.end is not None:
+            # Until then they use the memory of their tensors.
+            with contextlib.suppress(Exception):
+                begun.end.synchronize()
 
 
 @functools.cache
@@ -248,30 +300,25 @@ def _side(gpu: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(gpu)
 
 
-def _run(inputs: list[torch.Tensor], sizes: list[int], text: str) -> list[torch.Tensor]:
+def _run(inputs: list[torch.Tensor], sizes: list[int], text: str, site: str) -> list[torch.Tensor]:
     """The results of a form on these inputs, with these values of its symbols."""
-    if _started:
-        for begun in list(_started.values()):
-            begun.wait()
-    device = inputs[0].device
-    results, is_left = _find_planned(text, device).start(tuple(sizes), tuple(inputs), device)
-    return list(map(torch.ops._c10d_functional.wait_tensor.default, results)) if is_left else results
+    form, results, is_left = _call_form(text, site, sizes, inputs, list(_started.values()) if _started else ())
+    return form.wait(results) if is_left else results
 
 
-def _start(inputs: list[torch.Tensor], sizes: list[int], text: str) -> torch.Tensor:
+def _start(inputs: list[torch.Tensor], sizes: list[int], text: str, site: str) -> torch.Tensor:
     """Starts a run. Returns its token."""
-    token = inputs[0].new_empty(1, dtype=torch.int64)
-    device, end = inputs[0].device, None
+    device = inputs[0].device
     side = _side(device.index) if device.type == "cuda" else None
 
     def stream() -> int:
         side.wait_stream(torch.cuda.current_stream(device))
         return side.cuda_stream
 
-    results, is_left = _find_planned(text, device).start(tuple(sizes), tuple(inputs), device, None if side is None else stream)
-    if side is not None and not is_left:
-        end = side.record_event()
-    _started[token.data_ptr()] = _StartedRun(results, inputs, end, is_left)
+    form, results, is_left = _call_form(text, site, sizes, inputs, (), None if side is None else stream)
+    end = None if side is None or is_left else side.record_event()
+    token = inputs[0].new_empty(1, dtype=torch.int64)
+    _started[token.data_ptr()] = _StartedRun(form, results, inputs, end, is_left)
     return token
 
 
@@ -280,11 +327,11 @@ def _wait(started: torch.Tensor, inputs: list[torch.Tensor], sizes: list[int], t
     return _started.pop(started.data_ptr()).wait()
 
 
-def _fake(inputs, sizes, text):
+def _fake(inputs, sizes, text, site):
     return form_of(text).results(sizes, inputs[0])
 
 
-def _fake_start(inputs, sizes, text):
+def _fake_start(inputs, sizes, text, site):
     return inputs[0].new_empty(1, dtype=torch.int64)
 
 
@@ -301,6 +348,8 @@ for _name, _kernel, _meta in [("planned", _run, _fake), ("start", _start, _fake_
         # Graphs that contain it have been differentiated already.
         _library.impl(_name, torch.library.fallthrough_kernel, f"Autograd{_key}")
     torch.library.register_fake(f"symmc::{_name}", _meta, lib=_library)
+    # All ranks run it, so none may leave it out because it does not use the results.
+    torch.fx.node.has_side_effect(getattr(torch.ops.symmc, _name).default)
     setattr(torch.ops.symmc, _CALLED.format(_name), _kernel)
 
 

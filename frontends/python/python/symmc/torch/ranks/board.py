@@ -11,7 +11,7 @@ from typing import get_args
 from symmc import PeerError, _symmc
 from symmc.torch.ranks.exchange import JointCall, RankGroup, WorldCache
 
-_REMEDY = "; calls of these ranks do not run any more: compile their functions again on all ranks (torch.compiler.reset())"
+REMEDY = "; calls of these ranks do not run any more: compile their functions again on all ranks (torch.compiler.reset())"
 
 Words = tuple[int, int, int, int]
 """The integers that a rank publishes in a round."""
@@ -24,11 +24,11 @@ BoardRound = tuple[int, Words]
 class Board:
     """Rounds in which every rank publishes some numbers to all others. All ranks call the same rounds in the same order.
 
-    Errors name a rank that died or does not join, as in any run.
+    Errors name a rank that died or does not join, as in any run. They end the board, and say what users can do then: ``remedy``.
     """
 
-    def __init__(self, ranks: RankGroup):
-        self.ranks = ranks
+    def __init__(self, ranks: RankGroup, remedy: str = REMEDY):
+        self.ranks, self.remedy = ranks, remedy
         exchanged: list[bytes] = []
         self.rounds = ranks.open(lambda group: _symmc.Board(group, len(get_args(Words)), ranks.timeout), exchanged)
         self.name = hashlib.sha256(b"".join(exchanged)).hexdigest()[:16]
@@ -73,7 +73,8 @@ class Board:
         try:
             found = self.rounds.exchange(*of)
         except PeerError as error:
-            error.args = (f"{error}{_REMEDY}",)
+            if self.rounds.has_ended:
+                error.args = (f"{error}{self.remedy}",)
             raise self.ranks.numbered_in_job(error)
         self.open_round = None
         return found

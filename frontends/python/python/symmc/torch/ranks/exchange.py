@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import queue
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,10 @@ PATIENCE = 300.0
 
 _GRACE = 1.0
 """The least time that the last look into the store gets, in seconds: a slow answer is no fault of its host."""
+
+
+_LOOK = 0.02
+"""The longest wait for the store while a rank that waits for others looks for a notice there, in seconds."""
 
 
 _VALUE, _FAILURE = b"+", b"-"
@@ -66,6 +71,8 @@ class RankGroup:
     """The index of this rank in ``members``."""
     timeout: float = PATIENCE
     """The longest wait for another rank, in seconds."""
+    name: str = ""
+    """A name that other process groups do not have, also if they are created again. All of these ranks have it once they are connected."""
 
     def open(self, opened: Callable[[Group], T], exchanged: list[bytes] | None = None) -> T:
         """What a function opens for a group of sessions of these ranks; all of them call this together. ``exchanged`` receives bytes that
@@ -171,7 +178,7 @@ class RankGroup:
                 setattr(error, _IS_REPORTED, True)
                 try:
                     if not is_store_stuck():
-                        self._next_round().publish_failure(_FAILURE + _described(error).encode())
+                        self._next_round().publish_failure(error)
                 except Exception:
                     # The store is gone. The error itself says more.
                     pass
@@ -203,10 +210,10 @@ class Round:
         key = self.key_of(dist.get_rank())
         use_store(lambda store: store.set(key, what), self.timeout, _check_wait)
 
-    def publish_failure(self, what: bytes) -> None:
+    def publish_failure(self, error: BaseException) -> None:
         """Publishes a failure of this rank. Does not wait for the store: if the failure ends the call, a notice says so at once."""
-        key = self.key_of(dist.get_rank())
-        post_to_store(lambda store: store.set(key, what))
+        key, failure = self.key_of(dist.get_rank()), _encoded_failure(error)
+        post_to_store(lambda store: store.set(key, failure))
 
     def finish(self) -> None:
         """All messages have been read."""
@@ -238,8 +245,8 @@ class StoreRound(Round):
     def finish(self) -> None:
         use_store(lambda store: store.add(self.ended_key, self.number - self.before), self.timeout)
 
-    def publish_failure(self, what: bytes) -> None:
-        self.publish(what)
+    def publish_failure(self, error: BaseException) -> None:
+        self.publish(_encoded_failure(error))
         use_store(lambda store: store.add(self.failed_key, self.number - self.failed), self.timeout)
 
     def withdraw(self, error: BaseException) -> None:
@@ -280,18 +287,52 @@ class _Notice:
 class Notices(Protocol):
     """How ranks that fail in a call end the waits of the others, through shared memory."""
 
-    def leave_notice(self, round: int, culprit: int, text: str) -> None: ...
+    def leave_notice(self, call: int, culprit: int, text: str) -> None: ...
 
-    def find_notice(self, round: int) -> tuple[int, str] | None: ...
+    def find_notice(self, first: int, last: int) -> tuple[int, str] | None: ...
+
+
+class StoreNotices:
+    """Notices in the store, for ranks that have no board yet."""
+
+    def __init__(self, ranks: RankGroup):
+        self.ranks = ranks
+        self._answers: queue.SimpleQueue | None = None
+        """The result of a look into the store that has not been used."""
+
+    def leave_notice(self, call: int, culprit: int, text: str) -> None:
+        key, notice = self._key(call, dist.get_rank()), json.dumps([culprit, text]).encode()
+        post_to_store(lambda store: store.set(key, notice))
+
+    def find_notice(self, first: int, last: int) -> tuple[int, str] | None:
+        """The notice of another rank in the call ``first``. Does not wait for a store that does not answer."""
+        keys = [self._key(first, rank) for rank in self.ranks.members if rank != dist.get_rank()]
+        if self._answers is None:
+            self._answers = post_to_store(lambda store: _first_value(store, keys)[1])
+        try:
+            notice, error = self._answers.get(timeout=_LOOK)
+        except queue.Empty:
+            return None
+        self._answers = None
+        return tuple(json.loads(notice)) if error is None and notice else None
+
+    def _key(self, call: int, rank: int) -> str:
+        return f"symmc/failed/{self.ranks.name}/{call}/{rank}"
 
 
 class JointCall:
     """One call that ranks make together. A rank that fails in it leaves a notice, which the others read wherever they wait: in an
     exchange, while a session opens, and in a run. The keys of exchanges in the store belong to this call alone, so ranks need not agree
-    on numbers, and nobody reads the failure of an earlier call."""
+    on numbers, and nobody reads the failure of an earlier call.
 
-    def __init__(self, board: str, number: int, ranks: RankGroup, notices: Notices):
-        self.topic, self.number, self.ranks, self.notices = f"symmc/call/{board}/{number}", number, ranks, notices
+    ``notices_from`` and ``notices_to`` are the numbers of the notices that end it: by default that of its round."""
+
+    def __init__(
+        self, board: str, round: int, ranks: RankGroup, notices: Notices, notices_from: int | None = None, notices_to: int | None = None
+    ):  # fmt: skip
+        self.topic, self.ranks, self.notices = f"symmc/call/{board}/{round}", ranks, notices
+        self.notices_from = round if notices_from is None else notices_from
+        self.notices_to = self.notices_from if notices_to is None else notices_to
         self.rounds: dict[tuple[int, ...], int] = {}
         self.is_reported = False
         self._token: Token | None = None
@@ -318,11 +359,11 @@ class JointCall:
         self.is_reported = True
         members, own = self.ranks.members, self.ranks.members[self.ranks.rank]
         culprit, text = _failure_of(error, own)
-        self.notices.leave_notice(self.number, members.index(culprit if culprit in members else own), text)
+        self.notices.leave_notice(self.notices_from, members.index(culprit if culprit in members else own), text)
 
     def raise_failure(self) -> None:
         """Raises if another rank has failed in the call."""
-        notice = self.notices.find_notice(self.number)
+        notice = self.notices.find_notice(self.notices_from, self.notices_to)
         if notice is not None:
             culprit, text = notice
             raise _reported_by_other(self.ranks.members[culprit], text)
@@ -375,10 +416,20 @@ def peer_error(rank: int, text: str) -> PeerError:
     return error
 
 
+def _encoded_failure(error: BaseException) -> bytes:
+    return _FAILURE + _described(error).encode()
+
+
+def failure_in(message: bytes, rank: int) -> PeerError | None:
+    """The failure of another rank, if its message has one."""
+    return _reported_by_other(rank, f"rank {rank} failed: {message[1:].decode()}") if message[:1] == _FAILURE else None
+
+
 def _unwrap(said: bytes, rank: int, what: str) -> bytes:
     """The value in a message, if it is of this kind."""
-    if said[:1] == _FAILURE:
-        raise _reported_by_other(rank, f"rank {rank} failed: {said[1:].decode()}")
+    failure = failure_in(said, rank)
+    if failure is not None:
+        raise failure
     found, _, given = said[1:].partition(b":")
     if found != what.encode():
         text = f"rank {rank} exchanges {found.decode()}, this rank {what}: all ranks must do the same in the same order"
@@ -415,7 +466,9 @@ def _first_value(store, keys: list[str]) -> tuple[str | None, bytes]:
         if store.check([key]):
             # A rank may have published a value and failed since.
             first = keys[0] if store.check(keys[:1]) else key
-            return first, bytes(store.get(first))
+            value = bytes(store.get(first))
+            # It is empty if its rank has deleted the key meanwhile.
+            return (first, value) if value else (None, b"")
     return None, b""
 
 

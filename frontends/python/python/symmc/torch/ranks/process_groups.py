@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +12,7 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from symmc import Error, Group, InputError, UnsupportedError
-from symmc.torch.ranks.exchange import PATIENCE, GraphsDiffer, RankGroup, StoreRound, WorldCache, await_value, members_text
+from symmc.torch.ranks.exchange import PATIENCE, GraphsDiffer, RankGroup, StoreRound, WorldCache, await_value, failure_in, members_text
 
 
 def register_groups(groups) -> None:
@@ -114,7 +116,10 @@ def sort_by_creation(names: Iterable[str]) -> list[str]:
 
 
 _known_cells = WorldCache({})
-"""The groups of all ranks, as these published them once, by the groups of this rank."""
+"""The groups of all ranks, as these published them once, and the name of these ranks, by the groups of this rank."""
+
+_tokens = WorldCache([])
+"""A random text of this rank."""
 
 
 def connect_ranks(names: Iterable[str], timeout: float) -> tuple[RankGroup, dict[int, list[tuple[tuple[int, ...], str]]]]:
@@ -131,9 +136,9 @@ def connect_ranks(names: Iterable[str], timeout: float) -> tuple[RankGroup, dict
     known, key = _known_cells(), tuple(own)
     if key not in known:
         known[key] = _exchange_cells([(members, _display_name(name)) for name, members in zip(names, own)], timeout)
-    cells = known[key]
+    cells, name = known[key]
     members = tuple(sorted(cells))
-    return RankGroup(members, members.index(dist.get_rank()), timeout), cells
+    return RankGroup(members, members.index(dist.get_rank()), timeout, name), cells
 
 
 def _display_name(name: str) -> str:
@@ -142,14 +147,18 @@ def _display_name(name: str) -> str:
     return name if not described or described == "undefined" else described
 
 
-def _exchange_cells(own: list[tuple[tuple[int, ...], str]], timeout: float) -> dict[int, list[tuple[tuple[int, ...], str]]]:
-    """The groups of all ranks that these groups connect. The members of a group count the exchanges of each group, since a rank may
+def _exchange_cells(own: list[tuple[tuple[int, ...], str]], timeout: float) -> tuple[dict[int, list[tuple[tuple[int, ...], str]]], str]:
+    """The groups of all ranks that these groups connect, and a name that all of these ranks get. The members of a group count the exchanges of each group, since a rank may
     be in several groups."""
     me = dist.get_rank()
     groups = dict.fromkeys(members for members, _ in own)
     rounds = {members: StoreRound(f"symmc/cells/{members_text(members)}", members, timeout) for members in groups}
-    text = json.dumps([[members_text(members), rounds[members].number, name] for members, name in own])
+    tokens = _tokens()
+    if not tokens:
+        tokens.append(secrets.token_hex(8))
+    text = json.dumps([tokens[0], [[members_text(members), rounds[members].number, name] for members, name in own]])
     cells: dict[int, list[tuple[tuple[int, ...], str]]] = {}
+    said_tokens: dict[int, str] = {}
     members, _ = own[0]
     asked = [(me, f"{members_text(members)}/{rounds[members].number}")]
     try:
@@ -160,16 +169,24 @@ def _exchange_cells(own: list[tuple[tuple[int, ...], str]], timeout: float) -> d
             if rank in cells:
                 continue
             topic = f"symmc/cells/{program}"
-            said = json.loads(await_value(f"{topic}/{rank}", rank, timeout, f"{topic}/lost").decode())
+            message = await_value(f"{topic}/{rank}", rank, timeout, f"{topic}/lost")
+            failure = failure_in(message, rank)
+            if failure is not None:
+                for exchange in rounds.values():
+                    exchange.finish()
+                raise failure
+            said_tokens[rank], said = json.loads(message.decode())
             cells[rank] = [(tuple(map(int, part.split("."))), name) for part, _, name in said]
             asked.extend((r, f"{part}/{number}") for (members, _), (part, number, _) in zip(cells[rank], said) for r in members)
     except BaseException as error:
         for exchange in rounds.values():
             exchange.withdraw(error)
+            if not isinstance(error, Error):
+                exchange.publish_failure(error)
         raise
     for exchange in rounds.values():
         exchange.finish()
-    return cells
+    return cells, hashlib.sha256(json.dumps(sorted(said_tokens.items())).encode()).hexdigest()[:16]
 
 
 def connect_groups(names: Iterable[str], timeout: float) -> tuple[RankGroup, dict[str, list[list[int]]]]:

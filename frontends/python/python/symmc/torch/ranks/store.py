@@ -89,9 +89,9 @@ def use_store(work: Callable[[Any], T], limit: float, check_wait: Callable[[], N
     return _running_thread().perform(work, limit, check_wait)
 
 
-def post_to_store(work: Callable[[Any], Any]) -> None:
-    """Performs operations after those that were begun before, without waiting for them. Their errors are ignored."""
-    _running_thread().post(work, dist.distributed_c10d._get_default_store())
+def post_to_store(work: Callable[[Any], Any]) -> queue.SimpleQueue:
+    """Performs operations after those that were begun before, without waiting for them. Returns the queue of their result and error."""
+    return _running_thread().post(work, dist.distributed_c10d._get_default_store())
 
 
 def _running_thread() -> _StoreThread:

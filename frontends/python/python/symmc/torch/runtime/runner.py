@@ -72,12 +72,22 @@ class PlanRunner:
         self.sizes: tuple[int, ...] | None = None
         self.results: list[tuple] = []
         """Extents, strides and type of each result."""
-        self.has_started = False
-        """Whether the present call of all ranks has started its run, which ends without the caller then."""
+        self._runs_before: tuple[symmc.Session | None, int] = (None, 0)
+        """The session at the beginning of the present call, and the number of its runs."""
         self.unfinished: list[tuple[Sequence, Sequence]] = []
         """Tensors of runs that were interrupted before they were waited for. Such runs continue."""
         self.lock = threading.Lock()
         """Threads that call one function take turns: the session runs for one of them."""
+
+    def begin_call(self) -> None:
+        """A call of all ranks begins."""
+        self._runs_before = (self.session, 0 if self.session is None else self.session.started_runs)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the present call of all ranks has started its run, which ends without the caller then."""
+        session, (before, count) = self.session, self._runs_before
+        return session is not None and session.started_runs > (count if session is before else 0)
 
     def _opened(self, values: dict[str, int]) -> symmc.Program:
         """The program of all ranks, for sizes in the ranges and such as these."""
@@ -209,12 +219,10 @@ class PlanRunner:
             except symmc.Error as error:
                 self.unfinished.append((given, results))
                 raise self.ranks.numbered_in_job(error)
-            except BaseException as error:
+            except BaseException:
                 # An interrupt ends the wait for a run that has started.
-                self.has_started = isinstance(error, KeyboardInterrupt)
                 self.unfinished.append((given, results))
                 raise
-            self.has_started = True
             return results, given
 
     def poll(self) -> None:
