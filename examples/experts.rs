@@ -56,10 +56,10 @@ fn expected(x: &[f32], router: &[f32], up: &[f32], down: &[f32]) -> Vec<f32> {
     chosen.sort_by(|a, b| shares[*b].total_cmp(&shares[*a]));
     let mut y = vec![0.0; HIDDEN_SIZE];
     for &expert in &chosen[..SLOTS_PER_TOKEN] {
-        let part = expert * HIDDEN_SIZE * EXPERT_WIDTH..(expert + 1) * HIDDEN_SIZE * EXPERT_WIDTH;
-        let hidden = product(x, &up[part.clone()], EXPERT_WIDTH);
+        let range = expert * HIDDEN_SIZE * EXPERT_WIDTH..(expert + 1) * HIDDEN_SIZE * EXPERT_WIDTH;
+        let hidden = product(x, &up[range.clone()], EXPERT_WIDTH);
         let act: Vec<f32> = hidden.into_iter().map(|h| h / (1.0 + (-h).exp())).collect();
-        for (y, out) in y.iter_mut().zip(product(&act, &down[part], HIDDEN_SIZE)) {
+        for (y, out) in y.iter_mut().zip(product(&act, &down[range], HIDDEN_SIZE)) {
             *y += shares[expert] / total * out;
         }
     }
@@ -79,14 +79,14 @@ fn run_rank(plan: &CheckedPlan, group: &Group, rank: usize) -> Result<(i64, f32)
     let mut counts = [0i64; EXPERT_COUNT / 2];
     let mut session = Session::open(plan, group, &SessionConfig::default())?;
     session.set("t", TOKEN_COUNT as i64)?;
-    let all = [
+    let memories = [
         ("x", &mut x),
         ("router", &mut router),
         ("up", &mut own_up),
         ("down", &mut own_down),
         ("out.0", &mut y),
     ];
-    for (name, memory) in all {
+    for (name, memory) in memories {
         // SAFETY: the memory exists until the session is closed, and no other code accesses it during a run.
         unsafe { session.bind(name, memory.as_mut_ptr().cast(), size_of_val(&memory[..]))? };
     }
@@ -96,8 +96,8 @@ fn run_rank(plan: &CheckedPlan, group: &Group, rank: usize) -> Result<(i64, f32)
     session.close()?;
     let mut difference = 0f32;
     for (x, y) in x.chunks(HIDDEN_SIZE).zip(y.chunks(HIDDEN_SIZE)) {
-        let whole = expected(x, &router, &up, &down);
-        difference = y.iter().zip(whole).fold(difference, |most, (y, e)| most.max((y - e).abs()));
+        let result = expected(x, &router, &up, &down);
+        difference = y.iter().zip(result).fold(difference, |most, (y, e)| most.max((y - e).abs()));
     }
     Ok((counts.iter().sum(), difference))
 }

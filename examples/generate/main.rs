@@ -121,10 +121,10 @@ impl PlannedProgram {
         device: Device,
     ) -> Result<PlannedProgram, Error> {
         let program = Program::open(path, &OpenOptions::default().with_tensors(tensors.clone()))?;
-        let found: Vec<&str> = program.graph.symbols.values().map(|symbol| symbol.name.as_str()).collect();
-        if found != symbols {
+        let names: Vec<&str> = program.graph.symbols.values().map(|symbol| symbol.name.as_str()).collect();
+        if names != symbols {
             return Err(refused(format!(
-                "{}: expected a program of export.py, whose symbols are {symbols:?}; found {found:?}",
+                "{}: expected a program of export.py, whose symbols are {symbols:?}; found {names:?}",
                 path.display()
             )));
         }
@@ -145,12 +145,12 @@ fn generate(options: &Options) -> Result<(), Error> {
     let prompt = prompt(options)?;
     let tensors = Arc::new(TensorFile::open(&options.folder.join("model.safetensors"))?);
     let device = options.device;
-    let part = |name, symbols| PlannedProgram::open(&options.folder.join(name), symbols, &tensors, device);
-    let (prefill, decode) = (part("prefill.pt2", &["tokens"])?, part("decode.pt2", &[])?);
+    let open = |name, symbols| PlannedProgram::open(&options.folder.join(name), symbols, &tensors, device);
+    let (prefill, decode) = (open("prefill.pt2", &["tokens"])?, open("decode.pt2", &[])?);
     let model = Model { prefill, decode, tensors: tensors.clone(), device };
     let ranks = model.prefill.plan.ranks;
     let groups = match Membership::from_env()? {
-        Some(place) => vec![Group::from_membership(place)],
+        Some(membership) => vec![Group::from_membership(membership)],
         None => Group::threads(ranks),
     };
     eprintln!("{ranks} ranks, a prompt of {} tokens, {} tokens to write", prompt.len(), options.tokens);
@@ -329,8 +329,8 @@ impl ProgressWriter {
     }
 
     fn end(self) {
-        let all = self.start.elapsed();
-        let rate = (self.written - 1) as f64 / (all - self.first).as_secs_f64().max(1e-9);
+        let elapsed = self.start.elapsed();
+        let rate = (self.written - 1) as f64 / (elapsed - self.first).as_secs_f64().max(1e-9);
         let (lead, n) = (if std::io::stdout().is_terminal() || self.shown { "\n" } else { "" }, self.written);
         eprintln!("{lead}{n} tokens, the first after {:.1?}, then {rate:.0} in a second", self.first);
     }

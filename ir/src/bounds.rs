@@ -116,8 +116,8 @@ impl BoundsChecks {
             }
             Op::Slice { axis, start, step } => {
                 let count = result[*axis].clone();
-                let last = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(*step);
-                let required = BoundsCondition::Within { first: start.clone(), last };
+                let last_position = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(*step);
+                let required = BoundsCondition::Within { first: start.clone(), last: last_position };
                 self.push_check(
                     graph,
                     BoundsCheck { node: id, operand: x, axis: *axis, required, counts: vec![count] },
@@ -257,8 +257,8 @@ struct IndexRanges<'g> {
 
 impl IndexRanges<'_> {
     fn range_of_indices(&mut self, index: ValueId) -> Option<(Dim, Dim)> {
-        if let Some(known) = &self.known[index] {
-            return known.value_range(&self.graph.ty(index).shape);
+        if let Some(form) = &self.known[index] {
+            return form.value_range(&self.graph.ty(index).shape);
         }
         let mut value = index;
         // Ops that preserve all elements may have any shape.
@@ -269,11 +269,11 @@ impl IndexRanges<'_> {
             }
             value = *inputs.first()?;
         }
-        let found = self.constants.entry(value).or_insert_with(|| {
+        let range = self.constants.entry(value).or_insert_with(|| {
             let elements = constant_elements(self.graph, value)?;
             Some((*elements.iter().min()?, *elements.iter().max()?))
         });
-        found.map(|(first, last)| (Dim::from(first), Dim::from(last)))
+        range.map(|(min, max)| (Dim::from(min), Dim::from(max)))
     }
 }
 
@@ -302,7 +302,7 @@ fn constant_elements(graph: &Graph, value: ValueId) -> Option<Vec<i64>> {
             ValueDef::Node(..) => {}
         }
     }
-    let mut part = Graph { ranks: Some(1), ..Graph::new("constants") };
+    let mut subgraph = Graph { ranks: Some(1), ..Graph::new("constants") };
     let mut new = HashMap::new();
     for id in inputs {
         let input = &graph.inputs[id];
@@ -310,17 +310,17 @@ fn constant_elements(graph: &Graph, value: ValueId) -> Option<Vec<i64>> {
         let name = old.name.clone();
         let ty = old.ty.clone();
         let data = input.data.clone();
-        new.insert(input.value, part.add_input(InputKind::Constant, name, "", ty, data));
+        new.insert(input.value, subgraph.add_input(InputKind::Constant, name, "", ty, data));
     }
     for id in nodes {
         let Node { op, inputs, outputs } = &graph.nodes[id];
         let operands = inputs.iter().map(|v| new.get(v).copied()).collect::<Option<_>>()?;
         let results = outputs.iter().map(|&v| (graph.value_name(v).to_string(), graph.ty(v).clone()));
-        let node = part.add_node(op.clone(), operands, results.collect());
-        new.extend(outputs.iter().copied().zip(part.nodes[node].outputs.iter().copied()));
+        let node = subgraph.add_node(op.clone(), operands, results.collect());
+        new.extend(outputs.iter().copied().zip(subgraph.nodes[node].outputs.iter().copied()));
     }
-    part.outputs.push(GraphOutput { value: *new.get(&value)?, kind: OutputKind::Returned });
-    let data = part.inputs.values().filter_map(|input| input.data.clone()).collect();
-    let found = interp::run(&part, &SymbolBindings::new(), &[data]).ok()?;
-    found.first()?.first().filter(|t| !t.dtype().is_float()).map(Tensor::to_i64)
+    subgraph.outputs.push(GraphOutput { value: *new.get(&value)?, kind: OutputKind::Returned });
+    let data = subgraph.inputs.values().filter_map(|input| input.data.clone()).collect();
+    let evaluated = interp::run(&subgraph, &SymbolBindings::new(), &[data]).ok()?;
+    evaluated.first()?.first().filter(|t| !t.dtype().is_float()).map(Tensor::to_i64)
 }

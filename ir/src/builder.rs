@@ -41,8 +41,8 @@ impl GraphBuilder {
     }
 
     pub fn from_graph(graph: Graph) -> Self {
-        let taken = graph.values.values().map(|v| (v.name.clone(), 1)).collect();
-        GraphBuilder { graph, taken }
+        let name_counts = graph.values.values().map(|v| (v.name.clone(), 1)).collect();
+        GraphBuilder { graph, taken: name_counts }
     }
 
     pub fn graph(&self) -> &Graph {
@@ -65,8 +65,8 @@ impl GraphBuilder {
 
     /// The group with this name. It is added with these members if it is new.
     pub fn group(&mut self, name: &str, members: GroupMembers) -> GroupId {
-        let known = self.graph.groups.iter().find(|(_, g)| g.name == name).map(|(id, _)| id);
-        match known {
+        let existing = self.graph.groups.iter().find(|(_, g)| g.name == name).map(|(id, _)| id);
+        match existing {
             Some(id) => id,
             None => self.graph.groups.push(GroupDef { name: name.to_string(), members }),
         }

@@ -55,16 +55,16 @@ impl<'a> ClosedFormContext<'a> {
 
 impl ClosedForm {
     pub fn of_graph(graph: &Graph) -> EntityMap<ValueId, Option<ClosedForm>> {
-        let mut known = EntityMap::new();
+        let mut forms = EntityMap::new();
         for value in graph.values.values() {
-            let found = match value.def {
+            let form = match value.def {
                 ValueDef::Input(input) => {
                     graph.inputs[input].data.as_ref().and_then(|data| ClosedForm::from_tensor(data))
                 }
                 ValueDef::Node(node, 0) if graph.nodes[node].outputs.len() == 1 => {
                     let node = &graph.nodes[node];
                     ClosedForm::of_node(
-                        ClosedFormContext { graph, known: &known },
+                        ClosedFormContext { graph, known: &forms },
                         &node.op,
                         &node.inputs,
                         &value.ty,
@@ -72,9 +72,9 @@ impl ClosedForm {
                 }
                 ValueDef::Node(..) => None,
             };
-            known.push(found);
+            forms.push(form);
         }
-        known
+        forms
     }
 
     /// The least and the greatest element of an integer tensor of this shape, if it has elements.
@@ -84,14 +84,14 @@ impl ClosedForm {
             ClosedForm::Full(_) => return None,
             ClosedForm::Affine(affine) => affine,
         };
-        let mut first = Dim::from(affine.start);
-        let mut last = first.clone();
+        let mut min = Dim::from(affine.start);
+        let mut max = min.clone();
         for (&step, extent) in affine.step.iter().zip(shape) {
             let moved = (extent.clone() - Dim::from(1)) * Dim::from(step);
-            let end = if step < 0 { &mut first } else { &mut last };
+            let end = if step < 0 { &mut min } else { &mut max };
             *end = end.clone() + moved;
         }
-        Some((first, last))
+        Some((min, max))
     }
 
     pub fn as_full(&self) -> Option<Scalar> {
@@ -137,14 +137,14 @@ impl ClosedForm {
         inputs: &[ValueId],
         ty: &TensorType,
     ) -> Option<ClosedForm> {
-        let known = |i: usize| inputs.get(i).and_then(|&v| cx.closed_form(v));
-        let full = |i: usize| known(i).and_then(ClosedForm::as_full);
+        let operand_form = |i: usize| inputs.get(i).and_then(|&v| cx.closed_form(v));
+        let full = |i: usize| operand_form(i).and_then(ClosedForm::as_full);
         let symbols = &cx.graph.symbols;
         match op {
             Op::Full(s) => Some(ClosedForm::Full(as_stored(ty.dtype, *s)?)),
             Op::Iota { start, step } => affine_of_type(*start, vec![*step], ty, symbols),
-            Op::Copy => known(0).cloned(),
-            Op::Shard { axis, .. } => match known(0)? {
+            Op::Copy => operand_form(0).cloned(),
+            Op::Shard { axis, .. } => match operand_form(0)? {
                 ClosedForm::Affine(a) if a.step.get(*axis) == Some(&0) => {
                     affine_of_type(a.start, a.step.clone(), ty, symbols)
                 }
@@ -152,9 +152,9 @@ impl ClosedForm {
                 ClosedForm::Full(s) => Some(ClosedForm::Full(*s)),
             },
             Op::Collective(c) => {
-                fold_collective(&c.kind, known(0)?, ty, (cx.graph.group_size(c.group)?, symbols))
+                fold_collective(&c.kind, operand_form(0)?, ty, (cx.graph.group_size(c.group)?, symbols))
             }
-            Op::Cast => fold_cast(known(0)?, ty, symbols),
+            Op::Cast => fold_cast(operand_form(0)?, ty, symbols),
             Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => {
                 let x = *inputs.first()?;
                 match cx.closed_form(x)? {
@@ -171,13 +171,13 @@ impl ClosedForm {
                 (as_stored(ty.dtype, *value) == Some(x)).then_some(ClosedForm::Full(x))
             }
             Op::Concat { axis } => fold_concat(cx, *axis, inputs, ty),
-            Op::Unary(op) => fold_unary(*op, known(0)?, ty, symbols),
+            Op::Unary(op) => fold_unary(*op, operand_form(0)?, ty, symbols),
             Op::Binary(op) => {
                 let operands = [inputs[0], inputs[1]].map(|v| (cx.closed_form(v), cx.graph.ty(v)));
                 fold_binary(*op, operands, ty, symbols)
             }
             Op::BinaryScalar { op, scalar, scalar_left } => {
-                let x = (known(0), cx.graph.ty(inputs[0]));
+                let x = (operand_form(0), cx.graph.ty(inputs[0]));
                 let s = ClosedForm::Full(scalar::scalar_operand(*op, *scalar, x.1.dtype)?);
                 let of_scalar = TensorType::new(x.1.dtype, vec![]);
                 let y = (Some(&s), &of_scalar);
@@ -185,7 +185,7 @@ impl ClosedForm {
             }
             Op::Select => {
                 let branch = if full(0)? == Scalar::Bool(true) { 1 } else { 2 };
-                fold_broadcast(known(branch)?, ty)
+                fold_broadcast(operand_form(branch)?, ty)
             }
             Op::CumSum { axis } => {
                 let step = match full(0)? {
@@ -228,7 +228,7 @@ pub fn is_range_within_axis(first: &Dim, last: &Dim, extent: &Dim, symbols: &Sym
 fn is_index_in_bounds(cx: ClosedFormContext<'_>, op: &Op, inputs: &[ValueId]) -> bool {
     op.index_operands(inputs.len()).into_iter().all(|(position, axis)| {
         let index = inputs[position];
-        let ends = cx.closed_form(index).and_then(|known| known.value_range(&cx.graph.ty(index).shape));
+        let ends = cx.closed_form(index).and_then(|form| form.value_range(&cx.graph.ty(index).shape));
         let extent = &cx.graph.ty(inputs[0]).shape[axis];
         ends.is_some_and(|(first, last)| is_range_within_axis(&first, &last, extent, &cx.graph.symbols))
     })
@@ -241,8 +241,8 @@ impl AffineForm {
         let mut out = (self.start, self.start);
         for (&step, extent) in self.step.iter().zip(shape) {
             if step != 0 {
-                let last = extent.upper_bound(symbols).checked_sub(1)?.max(0);
-                let end = step.checked_mul(last)?;
+                let last_index = extent.upper_bound(symbols).checked_sub(1)?.max(0);
+                let end = step.checked_mul(last_index)?;
                 out = (out.0.checked_add(end.min(0))?, out.1.checked_add(end.max(0))?);
             }
         }
@@ -283,11 +283,11 @@ impl AffineForm {
             // The steps are known only if the reshape just adds or removes axes of extent 1.
             Op::Reshape => {
                 let steps: Vec<i64> = non_unit_axes(&x.shape).map(|(a, _)| self.step[a]).collect();
-                let same =
+                let same_extents =
                     non_unit_axes(&x.shape).map(|(_, d)| d).eq(non_unit_axes(&ty.shape).map(|(_, d)| d));
                 let mut step = vec![0; ty.rank()];
                 non_unit_axes(&ty.shape).zip(steps).for_each(|((a, _), s)| step[a] = s);
-                same.then_some(step)?
+                same_extents.then_some(step)?
             }
             _ => return None,
         };
@@ -479,19 +479,19 @@ fn fold_concat(
     }
     let first_long = pieces.iter().find(|(_, extent)| extent.as_const() != Some(1));
     let along = first_long.and_then(|(form, _)| form.as_affine(ty.rank())).map_or(0, |a| a.step[axis]);
-    let mut whole: Option<AffineForm> = None;
+    let mut joined: Option<AffineForm> = None;
     let mut offset = Some(0_i64);
-    for (known, extent) in pieces {
-        let mut piece = known.as_affine(ty.rank())?;
+    for (form, extent) in pieces {
+        let mut piece = form.as_affine(ty.rank())?;
         if extent.as_const() == Some(1) {
             piece.step[axis] = along;
         }
         piece.start = piece.start.checked_sub(piece.step[axis].checked_mul(offset?)?)?;
-        if *whole.get_or_insert_with(|| piece.clone()) != piece {
+        if *joined.get_or_insert_with(|| piece.clone()) != piece {
             return None;
         }
         offset = extent.as_const().and_then(|e| offset?.checked_add(e));
     }
-    let whole = whole?;
-    affine_of_type(whole.start, whole.step, ty, &cx.graph.symbols)
+    let joined = joined?;
+    affine_of_type(joined.start, joined.step, ty, &cx.graph.symbols)
 }

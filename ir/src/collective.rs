@@ -684,8 +684,8 @@ mod tests {
         let sums = ty(DType::F32, [8, 4]);
         let slots = TensorType::new(DType::I64, vec![Dim::from(1000)]);
         let bytes = |kind: CollectiveKind, operands: &[&TensorType], results: &[&TensorType]| {
-            let whole = kind.sized_type(operands, results).map(|ty| ty.bytes());
-            [kind.estimated_bytes(operands, results), whole].map(|dim| dim.and_then(|dim| dim.as_const()))
+            let total = kind.sized_type(operands, results).map(|ty| ty.bytes());
+            [kind.estimated_bytes(operands, results), total].map(|dim| dim.and_then(|dim| dim.as_const()))
         };
         // Two ranks with eight tokens each, two slots each; rows have eight bytes.
         for capacity in [12, 1000] {
@@ -706,26 +706,26 @@ mod tests {
         for kind in &CollectiveKind::sample_kinds(2) {
             for &variant in CollectiveVariant::ALL {
                 let Some(c) = variant.contract(kind) else { continue };
-                let what = format!("{} {variant}", kind.name());
-                assert!(!c.entry_barrier || c.sync_scope == SyncScope::Group, "{what}");
-                assert!(!c.result_after_rendezvous || c.sync_scope == SyncScope::Group, "{what}");
+                let label = format!("{} {variant}", kind.name());
+                assert!(!c.entry_barrier || c.sync_scope == SyncScope::Group, "{label}");
+                assert!(!c.result_after_rendezvous || c.sync_scope == SyncScope::Group, "{label}");
                 // The library does not separate peers' accesses before and after a rank's own step.
                 assert!(
                     !variant.is_library()
                         || c.peer_access == PeerAccess::Nothing && !c.result_after_rendezvous,
-                    "{what}"
+                    "{label}"
                 );
-                assert_eq!(c.sync_scope == SyncScope::Pairs, variant == CollectiveVariant::Put, "{what}");
-                assert!(c.sync_scope != SyncScope::Pairs || kind.send_pairs(2).is_some(), "{what}");
-                assert!(!c.peer_access.reads_operand() || c.symmetric_operand, "{what}");
-                assert!(!c.peer_access.writes_result() || c.symmetric_result, "{what}");
+                assert_eq!(c.sync_scope == SyncScope::Pairs, variant == CollectiveVariant::Put, "{label}");
+                assert!(c.sync_scope != SyncScope::Pairs || kind.send_pairs(2).is_some(), "{label}");
+                assert!(!c.peer_access.reads_operand() || c.symmetric_operand, "{label}");
+                assert!(!c.peer_access.writes_result() || c.symmetric_result, "{label}");
                 assert!(
                     variant != CollectiveVariant::OneShot || c.exit_barrier == ExitBarrierPolicy::Droppable,
-                    "{what}"
+                    "{label}"
                 );
                 assert!(
                     c.same_bits,
-                    "{what}: `Replication` relies on collectives that give all ranks the same bits"
+                    "{label}: `Replication` relies on collectives that give all ranks the same bits"
                 );
             }
         }

@@ -11,11 +11,11 @@ pub type ValueMap = EntityMap<ValueId, Option<ValueId>>;
 
 /// A graph with the inputs of another and without nodes.
 pub fn copy_inputs(graph: &Graph) -> (Graph, ValueMap) {
-    let mut to = graph.without_nodes();
+    let mut copy = graph.without_nodes();
     let mut map: ValueMap = EntityMap::filled(None, graph.values.len());
     for input in graph.inputs.values() {
         let value = &graph.values[input.value];
-        let new = to.add_input(
+        let new = copy.add_input(
             input.kind,
             value.name.clone(),
             input.source.clone(),
@@ -24,7 +24,7 @@ pub fn copy_inputs(graph: &Graph) -> (Graph, ValueMap) {
         );
         map[input.value] = Some(new);
     }
-    (to, map)
+    (copy, map)
 }
 
 /// Copies a node whose operands have been copied. `None` if one has not.

@@ -286,16 +286,16 @@ impl Dim {
     /// smaller ones.
     fn long_div(&self, divisor: &Dim) -> Option<Dim> {
         let divisor_lead = divisor.leading_term()?;
-        let mut rest = self.clone();
+        let mut remainder = self.clone();
         let mut quotient = Dim::from(0);
         for _ in 0..MAX_ATOMS {
-            if rest.as_const() == Some(0) {
+            if remainder.as_const() == Some(0) {
                 return Some(quotient);
             }
-            let part = rest.leading_term()?.exact_div(&divisor_lead)?;
-            rest = rest - part.clone() * divisor.clone();
-            quotient = quotient + part;
-            check_shape_complexity(&[rest.clone(), quotient.clone()]).ok()?;
+            let term = remainder.leading_term()?.exact_div(&divisor_lead)?;
+            remainder = remainder - term.clone() * divisor.clone();
+            quotient = quotient + term;
+            check_shape_complexity(&[remainder.clone(), quotient.clone()]).ok()?;
         }
         None
     }
@@ -315,12 +315,12 @@ impl Dim {
         match (self.as_const(), divisor.as_const()) {
             (Some(a), Some(b)) if b != 0 => Dim::from(floor_div(a, b)),
             (None, Some(b)) if b > 0 => {
-                let (whole, rest) = self.split_by_divisor(b);
-                let rest = match rest.as_const() {
+                let (quotient, remainder) = self.split_by_divisor(b);
+                let floored = match remainder.as_const() {
                     Some(a) => Dim::from(floor_div(a, b)),
-                    None => rest.normalized_quotient(b),
+                    None => remainder.normalized_quotient(b),
                 };
-                whole + rest
+                quotient + floored
             }
             _ => self
                 .exact_div_by_quotient(divisor)
@@ -336,11 +336,11 @@ impl Dim {
         match (self.as_const(), divisor.as_const()) {
             (Some(a), Some(b)) if b != 0 => Dim::from(floor_mod(a, b)),
             (None, Some(b)) if b > 0 => {
-                let rest = self.split_by_divisor(b).1;
-                if rest.as_const().is_some() {
-                    rest
+                let remainder = self.split_by_divisor(b).1;
+                if remainder.as_const().is_some() {
+                    remainder
                 } else {
-                    Dim::from_atom(DimAtom::Mod(rest, divisor.clone()))
+                    Dim::from_atom(DimAtom::Mod(remainder, divisor.clone()))
                 }
             }
             _ => Dim::from_atom(DimAtom::Mod(self.clone(), divisor.clone())),
@@ -348,13 +348,13 @@ impl Dim {
     }
 
     pub fn max_with(&self, other: &Dim) -> Dim {
-        let ([low, high], known) = self.order_by_bounds(other);
-        if known { high.clone() } else { Dim::from_atom(DimAtom::Max(low.clone(), high.clone())) }
+        let ([low, high], is_ordered) = self.order_by_bounds(other);
+        if is_ordered { high.clone() } else { Dim::from_atom(DimAtom::Max(low.clone(), high.clone())) }
     }
 
     pub fn min_with(&self, other: &Dim) -> Dim {
-        let ([low, high], known) = self.order_by_bounds(other);
-        if known { low.clone() } else { Dim::from_atom(DimAtom::Min(low.clone(), high.clone())) }
+        let ([low, high], is_ordered) = self.order_by_bounds(other);
+        if is_ordered { low.clone() } else { Dim::from_atom(DimAtom::Min(low.clone(), high.clone())) }
     }
 
     /// Both dims, and whether the first is known to be at most the second. If it is unknown, they are in the
@@ -441,9 +441,9 @@ impl Dim {
             let times =
                 term.factor.checked_rem(k_value).filter(|&r| r == 0).map(|_| term.factor / k_value)?;
             (is_small(times) && a.is_small_sum(symbols)).then_some(())?;
-            let mut rest = DimTerms::from(terms);
-            rest.remove(i);
-            Some(Dim::from_terms(rest, constant) + (a.clone() - a.modulo(k)) * Dim::from(times))
+            let mut other_terms = DimTerms::from(terms);
+            other_terms.remove(i);
+            Some(Dim::from_terms(other_terms, constant) + (a.clone() - a.modulo(k)) * Dim::from(times))
         })
     }
 
@@ -651,13 +651,13 @@ fn multiply_ranges(a: (i64, i64), b: (i64, i64)) -> (i64, i64) {
 }
 
 /// `from` without one occurrence of each atom in `what`; `None` if one does not occur. Both are sorted.
-fn remove_atoms(from: &[DimAtom], what: &[DimAtom]) -> Option<AtomProduct> {
-    let mut rest = AtomProduct::from(from);
-    for atom in what {
-        let at = rest.binary_search(atom).ok()?;
-        rest.remove(at);
+fn remove_atoms(from: &[DimAtom], removed: &[DimAtom]) -> Option<AtomProduct> {
+    let mut remaining = AtomProduct::from(from);
+    for atom in removed {
+        let position = remaining.binary_search(atom).ok()?;
+        remaining.remove(position);
     }
-    Some(rest)
+    Some(remaining)
 }
 
 impl Add for Dim {

@@ -87,10 +87,10 @@ pub fn infer_types(
         }
         Op::Attention { cap, bounds, sink, log_sum_exp, .. } => {
             check_attention_attributes(*cap, bounds)?;
-            let parts = AttentionOperands::from_operands(bounds, *sink, operands)
+            let attention_operands = AttentionOperands::from_operands(bounds, *sink, operands)
                 .ok_or("it needs queries, keys and values")?;
-            let result = infer_attention(&parts)?;
-            let sums = log_sum_exp.then(|| log_sum_exp_type(parts.q));
+            let result = infer_attention(&attention_operands)?;
+            let sums = log_sum_exp.then(|| log_sum_exp_type(attention_operands.q));
             Ok(Some([result].into_iter().chain(sums).collect()))
         }
         Op::AttentionGradient { bounds, .. } => infer_attention_gradient(bounds, operands).map(Some),
@@ -249,15 +249,15 @@ fn check_route(
     ensure(route.align > 0, || "the alignment must be at least 1, found 0".into())?;
     let own = shard_type(&TensorType::new(DType::I64, ids.shape.clone()), 0, Some(ranks))?;
     let sections = TensorType::new(DType::I64, vec![Dim::from(i64::from(route.section_count(ranks)))]);
-    let all = TensorType::new(DType::I64, ids.shape.clone());
+    let all_rows = TensorType::new(DType::I64, ids.shape.clone());
     let expected =
-        [("rows", 0, own), ("all rows", 1, all), ("counts", 3, sections.clone()), ("ends", 4, sections)];
-    for (what, position, expected) in expected {
-        let found = results[position];
-        ensure(*found == expected, || {
+        [("rows", 0, own), ("all rows", 1, all_rows), ("counts", 3, sections.clone()), ("ends", 4, sections)];
+    for (name, position, expected) in expected {
+        let result = results[position];
+        ensure(*result == expected, || {
             format!(
-                "the {what} must be {}{:?}, found {}{:?}",
-                expected.dtype, expected.shape, found.dtype, found.shape
+                "the {name} must be {}{:?}, found {}{:?}",
+                expected.dtype, expected.shape, result.dtype, result.shape
             )
         })?;
     }
@@ -293,9 +293,9 @@ pub fn operand_counts(op: &Op) -> (usize, usize) {
 
 pub fn check_operand_and_result_counts(op: &Op, operands: usize, results: usize) -> Result<(), String> {
     let (min, max) = operand_counts(op);
-    let least = op.facts().results;
-    ensure((min..=max).contains(&operands) && results >= least, || {
-        format!("{min} to {max} operands and {least} results")
+    let min_results = op.facts().results;
+    ensure((min..=max).contains(&operands) && results >= min_results, || {
+        format!("{min} to {max} operands and {min_results} results")
     })
 }
 
@@ -384,20 +384,20 @@ fn infer_matmul(result: ProductResult, x: &TensorType, y: &TensorType) -> Result
 fn infer_grouped_matmul(x: &TensorType, y: &TensorType, ends: &TensorType) -> Result<TensorType, String> {
     check_same_dtype(&[x, y])?;
     check_float(x)?;
-    let given = match &ends.shape[..] {
+    let declared_groups = match &ends.shape[..] {
         [groups] if matches!(ends.dtype, DType::I32 | DType::I64) => Some(groups),
         _ => None,
     };
     let (k, inner, shape) = match (&x.shape[..], &y.shape[..]) {
         ([rows, k], [groups, inner, n]) => {
-            ensure(given.is_none_or(|g| g == groups) && given.is_some(), || {
+            ensure(declared_groups.is_none_or(|g| g == groups) && declared_groups.is_some(), || {
                 let TensorType { dtype, shape } = ends;
                 format!("the ends of the groups must be i32 or i64 [{groups:?}], found {dtype}{shape:?}")
             })?;
             (k, inner, vec![rows.clone(), n.clone()])
         }
         ([m, k], [inner, n]) => {
-            let groups = given.ok_or_else(|| {
+            let groups = declared_groups.ok_or_else(|| {
                 let TensorType { dtype, shape } = ends;
                 format!("the ends of the groups must be i32 or i64 [groups], found {dtype}{shape:?}")
             })?;
@@ -436,7 +436,7 @@ fn infer_attention(parts: &AttentionOperands<'_, &TensorType>) -> Result<TensorT
     let r = q.rank();
     ensure(r >= 3, || format!("q, k and v need three axes or more, found {r}"))?;
     let check_equal =
-        |a: &Dim, b: &Dim, what: &str| ensure(a == b, || format!("{what} differ: {a:?} and {b:?}"));
+        |a: &Dim, b: &Dim, role: &str| ensure(a == b, || format!("{role} differ: {a:?} and {b:?}"));
     for a in 0..r - 3 {
         check_equal(&q.shape[a], &k.shape[a], "the batch extents of q and k")?;
         check_equal(&q.shape[a], &v.shape[a], "the batch extents of q and v")?;
@@ -490,13 +490,13 @@ fn infer_attention_gradient(
     let (&[gradient, result, sums], forward) = operands
         .split_first_chunk::<3>()
         .ok_or("it needs the gradient of the result, the result and the log-sum-exp of an attention")?;
-    let parts = AttentionOperands::from_operands(bounds, false, forward)
+    let attention_operands = AttentionOperands::from_operands(bounds, false, forward)
         .ok_or("it needs queries, keys and values")?;
-    let expected = infer_attention(&parts)?;
+    let expected = infer_attention(&attention_operands)?;
     check_operand_type("gradient of the result", gradient, &expected)?;
     check_operand_type("result", result, &expected)?;
-    check_operand_type("log-sum-exp", sums, &log_sum_exp_type(parts.q))?;
-    Ok([parts.q, parts.k, parts.v].map(|ty| (*ty).clone()).to_vec())
+    check_operand_type("log-sum-exp", sums, &log_sum_exp_type(attention_operands.q))?;
+    Ok([attention_operands.q, attention_operands.k, attention_operands.v].map(|ty| (*ty).clone()).to_vec())
 }
 
 fn check_operand_type(what: &str, found: &TensorType, expected: &TensorType) -> Result<(), String> {
@@ -633,9 +633,9 @@ fn check_scatter_source(dtype: DType, shape: &[Dim], src: &TensorType) -> Result
 fn check_index_put(operands: &[&TensorType], axis: usize) -> Result<(), String> {
     let x = operands[0];
     let src = operands[1];
-    let at = indexed_shape(x, &operands[2..], axis)?;
-    ensure(src.dtype == x.dtype && broadcast_shapes(&[&src.shape, &at])? == at, || {
-        format!("src must broadcast to {}{at:?}, found {}{:?}", x.dtype, src.dtype, src.shape)
+    let target_shape = indexed_shape(x, &operands[2..], axis)?;
+    ensure(src.dtype == x.dtype && broadcast_shapes(&[&src.shape, &target_shape])? == target_shape, || {
+        format!("src must broadcast to {}{target_shape:?}, found {}{:?}", x.dtype, src.dtype, src.shape)
     })
 }
 
@@ -661,9 +661,9 @@ fn infer_concat(operands: &[&TensorType], axis: usize) -> Result<TensorType, Str
 }
 
 fn infer_permute(x: &TensorType, perm: &[usize]) -> Result<TensorType, String> {
-    let mut seen = perm.to_vec();
-    seen.sort_unstable();
-    ensure(seen.iter().copied().eq(0..x.rank()), || {
+    let mut sorted = perm.to_vec();
+    sorted.sort_unstable();
+    ensure(sorted.iter().copied().eq(0..x.rank()), || {
         format!("{perm:?} is not a permutation of {} axes", x.rank())
     })?;
     Ok(TensorType::new(x.dtype, perm.iter().map(|&p| x.shape[p].clone()).collect::<Vec<_>>()))
@@ -756,7 +756,7 @@ fn infer_collective(
 ) -> Result<Vec<TensorType>, String> {
     let x = operands[0];
     let leading =
-        |what: &str| x.shape.first().cloned().ok_or_else(|| format!("{what} needs an operand with an axis"));
+        |name: &str| x.shape.first().cloned().ok_or_else(|| format!("{name} needs an operand with an axis"));
     Ok(match kind {
         CollectiveKind::AllReduce(_) => {
             ensure(x.dtype != DType::Bool, || "it is not defined on bool".into())?;

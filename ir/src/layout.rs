@@ -102,22 +102,22 @@ fn reshape_strides(old: &[Dim], old_strides: &[Dim], new: &[Dim]) -> Option<Vec<
         }
     }
     let mut strides = vec![Dim::from(0); new.len()];
-    let mut rest = runs.pop();
+    let mut run = runs.pop();
     for (axis, n) in new.iter().enumerate().rev() {
         if n.as_const() == Some(1) {
-            strides[axis] = match &rest {
+            strides[axis] = match &run {
                 Some((_, stride)) => stride.clone(),
                 None => Dim::from(1),
             };
             continue;
         }
-        while rest.as_ref().is_some_and(|(count, _)| count.as_const() == Some(1)) {
-            rest = runs.pop();
+        while run.as_ref().is_some_and(|(count, _)| count.as_const() == Some(1)) {
+            run = runs.pop();
         }
-        let (count, stride) = rest.take()?;
+        let (count, stride) = run.take()?;
         strides[axis] = stride.clone();
-        rest = Some((count.exact_div(n)?, stride * n.clone()));
+        run = Some((count.exact_div(n)?, stride * n.clone()));
     }
-    let done = runs.is_empty() && rest.is_none_or(|(count, _)| count.as_const() == Some(1));
+    let done = runs.is_empty() && run.is_none_or(|(count, _)| count.as_const() == Some(1));
     done.then_some(strides)
 }

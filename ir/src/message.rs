@@ -77,14 +77,14 @@ fn shorten_line(line: &str) -> String {
         return line.to_string();
     }
     let mut out = String::new();
-    let mut rest = line;
-    while !rest.is_empty() {
-        let end = rest.find(char::is_whitespace).unwrap_or(rest.len());
-        let (word, after) = rest.split_at(end);
+    let mut remaining = line;
+    while !remaining.is_empty() {
+        let end = remaining.find(char::is_whitespace).unwrap_or(remaining.len());
+        let (word, after) = remaining.split_at(end);
         push_word(&mut out, word);
         let gap = after.find(|c: char| !c.is_whitespace()).unwrap_or(after.len());
         out.push_str(&after[..gap]);
-        rest = &after[gap..];
+        remaining = &after[gap..];
     }
     let count = out.chars().count();
     if count <= MAX_LINE_CHARS {
@@ -105,10 +105,10 @@ fn push_word(out: &mut String, word: &str) {
     let _ = write!(out, "… ({} more characters)", group_digits(count - WORD_HEAD));
 }
 
-/// A list of names for a message, in order: at most `most` of them, and the number of further names.
-pub fn list_names<T: AsRef<str>>(names: &[T], most: usize) -> String {
-    let shown: Vec<&str> = names.iter().take(most).map(AsRef::as_ref).collect();
-    match names.len().saturating_sub(most) {
+/// A list of names for a message, in order: at most `max_names` of them, and the number of further names.
+pub fn list_names<T: AsRef<str>>(names: &[T], max_names: usize) -> String {
+    let shown: Vec<&str> = names.iter().take(max_names).map(AsRef::as_ref).collect();
+    match names.len().saturating_sub(max_names) {
         0 => shown.join(", "),
         more => format!("{}, … ({} more)", shown.join(", "), group_digits(more)),
     }

@@ -81,14 +81,14 @@ impl Replication {
     pub fn of_graph(graph: &Graph) -> EntityMap<ValueId, Replication> {
         let mut out: EntityMap<ValueId, Replication> = EntityMap::new();
         for value in graph.values.values() {
-            let found = match value.def {
+            let replication = match value.def {
                 ValueDef::Input(input) => Replication::of_input(graph, graph.inputs[input].data.is_some()),
                 ValueDef::Node(node, _) => {
                     let node = &graph.nodes[node];
                     Replication::of_node(graph, &out, &node.op, &node.inputs)
                 }
             };
-            out.push(found);
+            out.push(replication);
         }
         out
     }
@@ -101,7 +101,7 @@ impl Replication {
 
     pub fn of_node(
         graph: &Graph,
-        known: &EntityMap<ValueId, Replication>,
+        replications: &EntityMap<ValueId, Replication>,
         op: &Op,
         inputs: &[ValueId],
     ) -> Self {
@@ -109,20 +109,20 @@ impl Replication {
         if op.is_opaque() {
             return Replication::none(ranks);
         }
-        let operands = inputs.iter().map(|&v| &known[v]);
-        let all = operands.fold(None, |all: Option<Replication>, x| {
-            Some(all.map_or_else(|| x.clone(), |all| all.intersect(x)))
+        let operands = inputs.iter().map(|&v| &replications[v]);
+        let common = operands.fold(None, |common: Option<Replication>, x| {
+            Some(common.map_or_else(|| x.clone(), |common| common.intersect(x)))
         });
-        let all = all.unwrap_or_else(|| Replication::full(ranks));
+        let common = common.unwrap_or_else(|| Replication::full(ranks));
         match op {
             Op::Shard { group, .. } | Op::Route(Route { scope: RouteScope::Group(group), .. }) => {
-                CellMembership::new(graph, *group).map(|cells| cells.shard(&all))
+                CellMembership::new(graph, *group).map(|cells| cells.shard(&common))
             }
             Op::Collective(c) => {
                 let dtype = inputs.first().map_or(DType::Bool, |&x| graph.ty(x).dtype);
-                CellMembership::new(graph, c.group).map(|cells| cells.collective(&c.kind, dtype, &all))
+                CellMembership::new(graph, c.group).map(|cells| cells.collective(&c.kind, dtype, &common))
             }
-            _ => Some(all),
+            _ => Some(common),
         }
         .unwrap_or_else(|| Replication::none(ranks))
     }
@@ -137,18 +137,18 @@ struct CellMembership {
 impl CellMembership {
     fn new(graph: &Graph, group: GroupId) -> Option<CellMembership> {
         let cells = graph.cells(group)?;
-        let mut place = vec![(0, 0); graph.ranks? as usize];
+        let mut positions = vec![(0, 0); graph.ranks? as usize];
         for (c, cell) in cells.iter().enumerate() {
             for (number, &rank) in cell.iter().enumerate() {
-                *place.get_mut(rank as usize)? = (c, number);
+                *positions.get_mut(rank as usize)? = (c, number);
             }
         }
-        Some(CellMembership { cells, place })
+        Some(CellMembership { cells, place: positions })
     }
 
     fn shard(&self, x: &Replication) -> Replication {
         Replication::from_keys(
-            self.place.iter().zip(x.first.iter()).map(|((_, number), part)| (*number, *part)),
+            self.place.iter().zip(x.first.iter()).map(|((_, number), first)| (*number, *first)),
         )
     }
 

@@ -25,7 +25,7 @@ impl TensorData {
     fn bytes(&self) -> &[u8] {
         match self {
             TensorData::Owned(bytes) => bytes,
-            TensorData::Shared(part) => part.bytes(),
+            TensorData::Shared(slice) => slice.bytes(),
         }
     }
 }
@@ -78,18 +78,18 @@ impl Tensor {
     pub fn backing_slice(&self) -> Option<&BackingSlice> {
         match &self.data {
             TensorData::Owned(_) => None,
-            TensorData::Shared(part) => Some(part),
+            TensorData::Shared(slice) => Some(slice),
         }
     }
-    /// Fills `into` with bytes from `at` on. In contrast to [`data`](Self::data), a file that another process
+    /// Fills `into` with bytes from `offset` on. In contrast to [`data`](Self::data), a file that another process
     /// truncated is an error. Fails if there are fewer bytes, or as [`BackingSlice::read`].
-    pub fn read(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> io::Result<()> {
         match &self.data {
-            TensorData::Shared(part) => part.read_from(at, into),
+            TensorData::Shared(slice) => slice.read_from(offset, into),
             TensorData::Owned(bytes) => {
-                let end = at.checked_add(into.len());
-                let found = end.and_then(|end| bytes.get(at..end));
-                into.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+                let end = offset.checked_add(into.len());
+                let source = end.and_then(|end| bytes.get(offset..end));
+                into.copy_from_slice(source.ok_or(io::ErrorKind::UnexpectedEof)?);
                 Ok(())
             }
         }
@@ -97,14 +97,14 @@ impl Tensor {
     /// This tensor in memory that no other process changes: a copy if its data lie in a file. Fails if the file
     /// cannot be read, or changed since it was opened.
     pub fn load_to_memory(self: &Arc<Self>) -> io::Result<Arc<Tensor>> {
-        let Some(part) = self.backing_slice().filter(|p| p.is_volatile()) else { return Ok(self.clone()) };
-        let mut data = vec![0; part.range().len()];
-        part.read(&mut data)?;
+        let Some(slice) = self.backing_slice().filter(|p| p.is_volatile()) else { return Ok(self.clone()) };
+        let mut data = vec![0; slice.range().len()];
+        slice.read(&mut data)?;
         Ok(Arc::new(Tensor { dtype: self.dtype, shape: self.shape.clone(), data: TensorData::Owned(data) }))
     }
     pub fn data_mut(&mut self) -> &mut [u8] {
-        if let TensorData::Shared(part) = &self.data {
-            self.data = TensorData::Owned(part.bytes().to_vec());
+        if let TensorData::Shared(slice) = &self.data {
+            self.data = TensorData::Owned(slice.bytes().to_vec());
         }
         match &mut self.data {
             TensorData::Owned(bytes) => bytes,
@@ -267,27 +267,31 @@ pub fn round_to_odd(x: f64) -> f32 {
 /// Stores `x` as element `i` of `data`, rounded to nearest even (f16 and bf16 from f64 in one step), or
 /// truncated for integers.
 pub fn write_f64(dtype: DType, data: &mut [u8], i: usize, x: f64) {
-    let at = i * dtype.size();
+    let offset = i * dtype.size();
     match dtype {
-        DType::Bool => data[at] = u8::from(x != 0.0),
-        DType::U8 => data[at] = x as i64 as u8,
-        DType::I32 => data[at..at + 4].copy_from_slice(&(x as i64 as i32).to_le_bytes()),
-        DType::I64 => data[at..at + 8].copy_from_slice(&(x as i64).to_le_bytes()),
-        DType::F16 => data[at..at + 2].copy_from_slice(&half::f16::from_f32(round_to_odd(x)).to_le_bytes()),
-        DType::BF16 => data[at..at + 2].copy_from_slice(&half::bf16::from_f32(round_to_odd(x)).to_le_bytes()),
-        DType::F32 => data[at..at + 4].copy_from_slice(&(x as f32).to_le_bytes()),
-        DType::F64 => data[at..at + 8].copy_from_slice(&x.to_le_bytes()),
+        DType::Bool => data[offset] = u8::from(x != 0.0),
+        DType::U8 => data[offset] = x as i64 as u8,
+        DType::I32 => data[offset..offset + 4].copy_from_slice(&(x as i64 as i32).to_le_bytes()),
+        DType::I64 => data[offset..offset + 8].copy_from_slice(&(x as i64).to_le_bytes()),
+        DType::F16 => {
+            data[offset..offset + 2].copy_from_slice(&half::f16::from_f32(round_to_odd(x)).to_le_bytes())
+        }
+        DType::BF16 => {
+            data[offset..offset + 2].copy_from_slice(&half::bf16::from_f32(round_to_odd(x)).to_le_bytes())
+        }
+        DType::F32 => data[offset..offset + 4].copy_from_slice(&(x as f32).to_le_bytes()),
+        DType::F64 => data[offset..offset + 8].copy_from_slice(&x.to_le_bytes()),
     }
 }
 
 /// Stores `x` as element `i` of `data`; narrower integers wrap.
 pub fn write_i64(dtype: DType, data: &mut [u8], i: usize, x: i64) {
-    let at = i * dtype.size();
+    let offset = i * dtype.size();
     match dtype {
-        DType::Bool => data[at] = u8::from(x != 0),
-        DType::U8 => data[at] = x as u8,
-        DType::I32 => data[at..at + 4].copy_from_slice(&(x as i32).to_le_bytes()),
-        DType::I64 => data[at..at + 8].copy_from_slice(&x.to_le_bytes()),
+        DType::Bool => data[offset] = u8::from(x != 0),
+        DType::U8 => data[offset] = x as u8,
+        DType::I32 => data[offset..offset + 4].copy_from_slice(&(x as i32).to_le_bytes()),
+        DType::I64 => data[offset..offset + 8].copy_from_slice(&x.to_le_bytes()),
         _ => write_f64(dtype, data, i, x as f64),
     }
 }
@@ -307,10 +311,10 @@ mod tests {
 
     #[test]
     fn data_in_a_backing_are_copied_when_written() {
-        let part = |range| BackingSlice::new(Arc::new(Four), range);
-        assert!(part(2..5).is_none());
-        let shared = Tensor::from_backing(DType::U8, [2], part(1..3).expect("in range")).expect("two bytes");
-        assert!(Tensor::from_backing(DType::I32, [2], part(0..4).expect("in range")).is_none());
+        let slice = |range| BackingSlice::new(Arc::new(Four), range);
+        assert!(slice(2..5).is_none());
+        let shared = Tensor::from_backing(DType::U8, [2], slice(1..3).expect("in range")).expect("two bytes");
+        assert!(Tensor::from_backing(DType::I32, [2], slice(0..4).expect("in range")).is_none());
         let mut written = shared.clone();
         assert_eq!(written.backing_slice().map(BackingSlice::range), Some(1..3));
         written.data_mut()[0] = 9;

@@ -122,9 +122,9 @@ pub fn verify(graph: &Graph) -> Result<(), Vec<Violation>> {
 /// sub-range. All sizes in that range may break a bound of the source; a run with such sizes never starts
 /// ([`crate::bounds`]).
 pub fn verify_derived(graph: &Graph) -> Result<(), Vec<Violation>> {
-    let Err(mut found) = verify(graph) else { return Ok(()) };
-    found.retain(|violation| violation.invariant != Invariant::Bounds);
-    if found.is_empty() { Ok(()) } else { Err(found) }
+    let Err(mut violations) = verify(graph) else { return Ok(()) };
+    violations.retain(|violation| violation.invariant != Invariant::Bounds);
+    if violations.is_empty() { Ok(()) } else { Err(violations) }
 }
 
 struct Verifier<'a> {
@@ -140,9 +140,9 @@ impl Verifier<'_> {
     fn report_node(&mut self, invariant: Invariant, id: NodeId, message: impl Into<String>) {
         let node = &self.graph.nodes[id];
         let name = node.outputs.first().and_then(|&v| self.graph.values.get(v)).map(|v| v.name.as_str());
-        let at = name.map_or_else(|| id.to_string(), |name| format!("%{name}"));
+        let location = name.map_or_else(|| id.to_string(), |name| format!("%{name}"));
         let op = Some(op_name(&node.op));
-        self.found.push(Violation { invariant, at, op, message: message.into() });
+        self.found.push(Violation { invariant, at: location, op, message: message.into() });
     }
 
     // I1
@@ -150,11 +150,11 @@ impl Verifier<'_> {
     fn check_ids(&mut self) {
         let g = self.graph;
         for (id, value) in g.values.iter() {
-            let known = match value.def {
+            let is_defined = match value.def {
                 ValueDef::Input(input) => g.inputs.get(input).is_some(),
                 ValueDef::Node(node, k) => g.nodes.get(node).is_some_and(|n| k < n.outputs.len()),
             };
-            if !known {
+            if !is_defined {
                 let message =
                     format!("expected a definition in the graph, found {}", describe_def(value.def));
                 self.report(Invariant::Ids, self.describe_value(id), message);
@@ -179,8 +179,8 @@ impl Verifier<'_> {
         }
         for custom in g.customs.values() {
             if let Some(group) = custom.group.filter(|&id| g.groups.get(id).is_none()) {
-                let at = format!("custom {:?}", custom.name);
-                self.report(Invariant::Ids, at, unknown_id_message("group", group, g.groups.len()));
+                let location = format!("custom {:?}", custom.name);
+                self.report(Invariant::Ids, location, unknown_id_message("group", group, g.groups.len()));
             }
         }
         for (id, node) in g.nodes.iter() {
@@ -243,8 +243,8 @@ impl Verifier<'_> {
         }
         for symbol in g.symbols.values() {
             if !(0 <= symbol.min && symbol.min <= symbol.max && symbol.max <= MAX_EXTENT) {
-                let found = format!("found {}..={}", symbol.min, symbol.max);
-                let message = format!("expected a range within 0..={MAX_EXTENT} that is not empty, {found}");
+                let actual = format!("found {}..={}", symbol.min, symbol.max);
+                let message = format!("expected a range within 0..={MAX_EXTENT} that is not empty, {actual}");
                 self.report(Invariant::Symbols, format!("symbol {}", symbol.name), message);
             }
         }
@@ -289,8 +289,8 @@ impl Verifier<'_> {
         for (id, node) in g.nodes.iter() {
             let Some(first) = node.outputs.first() else { continue };
             for &v in node.inputs.iter().filter(|&v| v >= first) {
-                let at = self.describe_value(v);
-                let message = format!("expected operands that are defined earlier, found {at}");
+                let value = self.describe_value(v);
+                let message = format!("expected operands that are defined earlier, found {value}");
                 self.report_node(Invariant::Order, id, message);
             }
         }
@@ -307,10 +307,10 @@ impl Verifier<'_> {
             let fits = match value.def {
                 ValueDef::Input(input) => inputs.next() == Some(input) && g.inputs[input].value == id,
                 ValueDef::Node(node, 0) => {
-                    let rest = g.nodes[node].outputs.iter().skip(1);
+                    let other_results = g.nodes[node].outputs.iter().skip(1);
                     nodes.next() == Some(node)
                         && g.nodes[node].outputs[0] == id
-                        && rest
+                        && other_results
                             .copied()
                             .eq(values.by_ref().take(g.nodes[node].outputs.len() - 1).map(|v| v.0))
                 }
@@ -336,13 +336,13 @@ impl Verifier<'_> {
         let symbols = g.symbols.values().map(|s| s.name.as_str());
         let groups = g.groups.values().map(|g| g.name.as_str());
         let customs = g.customs.values().map(|c| c.name.as_str());
-        let mut found = Vec::new();
-        check_unique_names(symbols, "symbol ", is_identifier, "an identifier", &mut found);
-        check_unique_names(groups, "@", |n| !n.is_empty(), "a name", &mut found);
-        check_unique_names(customs, "custom ", |n| !n.is_empty(), "a name", &mut found);
-        check_unique_names(values, "%", is_identifier, "an identifier", &mut found);
-        for (at, message) in found {
-            self.report(Invariant::Names, at, message);
+        let mut problems = Vec::new();
+        check_unique_names(symbols, "symbol ", is_identifier, "an identifier", &mut problems);
+        check_unique_names(groups, "@", |n| !n.is_empty(), "a name", &mut problems);
+        check_unique_names(customs, "custom ", |n| !n.is_empty(), "a name", &mut problems);
+        check_unique_names(values, "%", is_identifier, "an identifier", &mut problems);
+        for (location, message) in problems {
+            self.report(Invariant::Names, location, message);
         }
     }
 
@@ -364,9 +364,9 @@ impl Verifier<'_> {
                 let (low, high) = extent.bounds(&g.symbols);
                 if low < 0 || high > MAX_EXTENT {
                     fits = false;
-                    let found = format!("found {} from {low} to {high}", extent.display(&g.symbols));
+                    let actual = format!("found {} from {low} to {high}", extent.display(&g.symbols));
                     let message =
-                        format!("expected an extent of axis {axis} from 0 to {MAX_EXTENT}, {found}");
+                        format!("expected an extent of axis {axis} from 0 to {MAX_EXTENT}, {actual}");
                     self.report(Invariant::Dims, self.describe_value(id), message);
                 }
                 bytes = bytes.saturating_mul(high);
@@ -389,9 +389,9 @@ impl Verifier<'_> {
             (InputKind::Constant, None) => Some("expected the data of the constant, found none".to_string()),
             (InputKind::Constant, Some(data)) => {
                 let shape: Option<Vec<i64>> = ty.shape.iter().map(Dim::as_const).collect();
-                let found = data.shape().iter().map(|&n| i64::try_from(n).ok());
+                let data_shape = data.shape().iter().map(|&n| i64::try_from(n).ok());
                 let fits =
-                    shape.is_some_and(|s| s.into_iter().map(Some).eq(found)) && data.dtype() == ty.dtype;
+                    shape.is_some_and(|s| s.into_iter().map(Some).eq(data_shape)) && data.dtype() == ty.dtype;
                 if !fits {
                     let expected = self.display_type(ty);
                     Some(format!(
@@ -437,8 +437,8 @@ impl Verifier<'_> {
         for dim in dims {
             let (low, high) = dim.bounds(&g.symbols);
             if low < -MAX_EXTENT || high > MAX_EXTENT {
-                let found = format!("found {} from {low} to {high}", dim.display(&g.symbols));
-                let message = format!("expected a dim of magnitude at most {MAX_EXTENT}, {found}");
+                let actual = format!("found {} from {low} to {high}", dim.display(&g.symbols));
+                let message = format!("expected a dim of magnitude at most {MAX_EXTENT}, {actual}");
                 self.report_node(Invariant::Dims, id, message);
                 return;
             }
@@ -466,11 +466,11 @@ impl Verifier<'_> {
                 let custom = &g.customs[*custom];
                 let operand = custom.symmetric_operands.iter().find(|&&i| i >= operands.len());
                 let result = custom.symmetric_results.iter().find(|&&i| i >= results.len());
-                for (what, i) in [("operand", operand), ("result", result)] {
+                for (role, i) in [("operand", operand), ("result", result)] {
                     if let Some(i) = i {
                         let name = &custom.name;
                         let message =
-                            format!("expected {what} {i}, which {name:?} declares symmetric, found none");
+                            format!("expected {role} {i}, which {name:?} declares symmetric, found none");
                         self.report_node(Invariant::Customs, id, message);
                     }
                 }
@@ -489,14 +489,15 @@ impl Verifier<'_> {
                 if count.bounds(symbols).0 < 1 {
                     return;
                 }
-                let last = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(*step);
+                let last_position = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(*step);
                 let below = start.bounds(symbols).1 < 0;
-                if below || extent.provably_le(&last, symbols) {
+                if below || extent.provably_le(&last_position, symbols) {
                     let extent = extent.display(symbols);
                     let start = start.display(symbols);
-                    let last = last.display(symbols);
-                    let message =
-                        format!("expected positions from 0 to below {extent}, found {start} to {last}");
+                    let last_position = last_position.display(symbols);
+                    let message = format!(
+                        "expected positions from 0 to below {extent}, found {start} to {last_position}"
+                    );
                     self.report_node(Invariant::Bounds, id, message);
                 }
             }
@@ -513,15 +514,15 @@ impl Verifier<'_> {
         }
     }
 
-    fn check_at_most(&mut self, id: NodeId, found: &Dim, limit: &Dim) {
+    fn check_at_most(&mut self, id: NodeId, count: &Dim, limit: &Dim) {
         let symbols = &self.graph.symbols;
-        if (limit.clone() + Dim::from(1)).provably_le(found, symbols) {
+        if (limit.clone() + Dim::from(1)).provably_le(count, symbols) {
             let limit = limit.display(symbols);
-            let found = found.display(symbols);
+            let count = count.display(symbols);
             self.report_node(
                 Invariant::Bounds,
                 id,
-                format!("expected at most {limit} elements, found {found}"),
+                format!("expected at most {limit} elements, found {count}"),
             );
         }
     }
@@ -560,16 +561,16 @@ impl Verifier<'_> {
             let input = &g.inputs[id];
             let target = self.describe_value(input.value);
             let expected = g.ty(input.value);
-            let found = g.ty(output.value);
+            let actual = g.ty(output.value);
             if input.kind == InputKind::Constant {
                 let message =
                     format!("expected an argument or a parameter to mutate, found constant {target}");
                 self.report(Invariant::Outputs, describe_output(i), message);
             }
-            if expected != found {
+            if expected != actual {
                 let expected = self.display_type(expected);
-                let found = self.display_type(found);
-                let message = format!("expected {expected} of {target}, found {found}");
+                let actual = self.display_type(actual);
+                let message = format!("expected {expected} of {target}, found {actual}");
                 self.report(Invariant::Outputs, describe_output(i), message);
             }
             if !mutated.insert(id) {
@@ -605,16 +606,16 @@ fn check_unique_names<'a>(
     prefix: &str,
     valid: impl Fn(&str) -> bool,
     expected: &str,
-    found: &mut Vec<(String, String)>,
+    problems: &mut Vec<(String, String)>,
 ) {
-    let mut seen = HashSet::with_capacity(names.len());
+    let mut seen_names = HashSet::with_capacity(names.len());
     for name in names {
         if !valid(name) {
-            found.push((format!("{prefix}{name}"), format!("expected {expected}, found {name:?}")));
+            problems.push((format!("{prefix}{name}"), format!("expected {expected}, found {name:?}")));
         }
-        if !seen.insert(name) {
+        if !seen_names.insert(name) {
             let message = "expected a unique name, found a duplicate".to_string();
-            found.push((format!("{prefix}{name}"), message));
+            problems.push((format!("{prefix}{name}"), message));
         }
     }
 }
@@ -623,18 +624,18 @@ fn check_unique_names<'a>(
 fn check_partition(group: &GroupDef, ranks: Option<u32>) -> Result<(), String> {
     let GroupMembers::Cells(cells) = &group.members else { return Ok(()) };
     let size = cells.first().map_or(0, Vec::len);
-    if let Some(other) = cells.iter().find(|c| c.len() != size || c.is_empty()) {
-        return Err(format!("expected cells of {} ranks, found {other:?}", size.max(1)));
+    if let Some(uneven_cell) = cells.iter().find(|c| c.len() != size || c.is_empty()) {
+        return Err(format!("expected cells of {} ranks, found {uneven_cell:?}", size.max(1)));
     }
     let total = size * cells.len();
     let n = ranks.map_or(total, |n| n as usize);
     if total != n || total == 0 || total > MAX_RANKS as usize {
         return Err(format!("expected cells that cover all {n} ranks, found {total} ranks"));
     }
-    let mut seen = vec![false; n];
+    let mut seen_ranks = vec![false; n];
     for &rank in cells.iter().flatten() {
-        match seen.get_mut(rank as usize) {
-            Some(seen) if !*seen => *seen = true,
+        match seen_ranks.get_mut(rank as usize) {
+            Some(is_seen) if !*is_seen => *is_seen = true,
             Some(_) => return Err(format!("expected each rank once, found rank {rank} twice")),
             None => return Err(format!("expected ranks below {n}, found rank {rank}")),
         }

@@ -105,7 +105,7 @@ fn rewrite_again(
 }
 
 pub fn canonicalize(graph: &Graph) -> Result<(Graph, RewriteReport), PassError> {
-    canonicalize_for_sizes(graph, JudgedSizes::Largest).map(|found| (found.graph, found.report))
+    canonicalize_for_sizes(graph, JudgedSizes::Largest).map(|canonical| (canonical.graph, canonical.report))
 }
 
 /// The canonical forms of a program; either can be the faster one, depending on sizes.

@@ -30,11 +30,11 @@ pub enum PassError {
 }
 
 pub(crate) fn verify_before(pass: &'static str, graph: &Graph) -> Result<(), PassError> {
-    verify::verify(graph).map_err(|found| invalid_graph_error("before", pass, &found))
+    verify::verify(graph).map_err(|violations| invalid_graph_error("before", pass, &violations))
 }
 
 pub(crate) fn verify_after(pass: &'static str, graph: &Graph) -> Result<(), PassError> {
-    verify::verify_derived(graph).map_err(|found| invalid_graph_error("after", pass, &found))
+    verify::verify_derived(graph).map_err(|violations| invalid_graph_error("after", pass, &violations))
 }
 
 fn invalid_graph_error(when: &'static str, pass: &'static str, found: &[Violation]) -> PassError {

@@ -268,10 +268,10 @@ struct RegionSolver<'a> {
 
 impl<'a> RegionSolver<'a> {
     fn solve_regions(&mut self) -> Result<(), PassError> {
-        let mut known: HashMap<&RegionKey, usize> = HashMap::new();
+        let mut solution_of_key: HashMap<&RegionKey, usize> = HashMap::new();
         let mut distinct: Vec<&RewriteRegion> = Vec::new();
         for region in self.regions {
-            let solution = *known.entry(&region.key).or_insert(distinct.len());
+            let solution = *solution_of_key.entry(&region.key).or_insert(distinct.len());
             if solution == distinct.len() {
                 distinct.push(region);
             }
@@ -279,12 +279,19 @@ impl<'a> RegionSolver<'a> {
         }
         let keys: Vec<(&RegionKey, Vec<FusionCredit>)> =
             distinct.iter().map(|r| (&r.key, Vec::new())).collect();
-        let found = self.scope.solve_all(&keys);
-        distinct.into_iter().zip(found).try_for_each(|(region, found)| self.add_solution(region, found))
+        let solutions = self.scope.solve_all(&keys);
+        distinct
+            .into_iter()
+            .zip(solutions)
+            .try_for_each(|(region, solution)| self.add_solution(region, solution))
     }
 
-    fn add_solution(&mut self, region: &RewriteRegion, found: Option<SolveOutcome>) -> Result<(), PassError> {
-        let (solution, is_new) = found.ok_or_else(|| unsolved_error(self.graph, region))?;
+    fn add_solution(
+        &mut self,
+        region: &RewriteRegion,
+        outcome: Option<SolveOutcome>,
+    ) -> Result<(), PassError> {
+        let (solution, is_new) = outcome.ok_or_else(|| unsolved_error(self.graph, region))?;
         self.solutions.push(solution);
         self.solved += usize::from(is_new);
         Ok(())
@@ -319,8 +326,8 @@ impl<'a> RegionSolver<'a> {
         for &(value, variant) in &credited {
             variants.entry(open.value_name(value)).or_default().push(variant);
         }
-        let mut known: HashMap<(usize, Vec<FusionCredit>), usize> = HashMap::new();
-        let mut again: Vec<(&RewriteRegion, Vec<FusionCredit>)> = Vec::new();
+        let mut solution_of_credits: HashMap<(usize, Vec<FusionCredit>), usize> = HashMap::new();
+        let mut newly_credited: Vec<(&RewriteRegion, Vec<FusionCredit>)> = Vec::new();
         let before = self.solutions.len();
         for r in rewritten {
             let solution = self.of_region[r];
@@ -334,18 +341,18 @@ impl<'a> RegionSolver<'a> {
             if credits.is_empty() {
                 continue;
             }
-            let next = before + again.len();
-            self.of_region[r] = *known.entry((solution, credits.clone())).or_insert(next);
+            let next = before + newly_credited.len();
+            self.of_region[r] = *solution_of_credits.entry((solution, credits.clone())).or_insert(next);
             if self.of_region[r] == next {
-                again.push((&regions[r], credits));
+                newly_credited.push((&regions[r], credits));
             }
         }
         let keys: Vec<(&RegionKey, Vec<FusionCredit>)> =
-            again.iter().map(|(region, credits)| (&region.key, credits.clone())).collect();
-        for ((region, _), found) in again.iter().zip(self.scope.solve_all(&keys)) {
-            self.add_solution(region, found)?;
+            newly_credited.iter().map(|(region, credits)| (&region.key, credits.clone())).collect();
+        for ((region, _), solution) in newly_credited.iter().zip(self.scope.solve_all(&keys)) {
+            self.add_solution(region, solution)?;
         }
-        Ok(!again.is_empty())
+        Ok(!newly_credited.is_empty())
     }
 }
 

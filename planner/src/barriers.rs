@@ -46,13 +46,13 @@ pub fn compute_barrier_costs(placed: &PlacedSteps, sized: &[SizedClass]) -> Barr
             each[s] = Some(0);
         }
     }
-    let mut kept = placed.live.clone();
-    for (exit, option) in kept.exits.iter_mut().zip(&placed.live.options) {
+    let mut live = placed.live.clone();
+    for (exit, option) in live.exits.iter_mut().zip(&placed.live.options) {
         if matches!(option, ExitChoice::Dropped(_)) {
             *exit = ExitChoice::Kept;
         }
     }
-    let load = arena.compute_load(|s| lifetime_with_barriers(placed, &kept, s));
+    let load = arena.compute_load(|s| lifetime_with_barriers(placed, &live, s));
     BarrierCosts { each, dropped: bound.saturating_sub(load.into_iter().max().unwrap_or(0)) }
 }
 
@@ -65,33 +65,33 @@ pub fn select_barriers_to_keep(placed: &PlacedSteps, sized: &[SizedClass], room:
         .into_iter()
         .filter(|c| c.dropped && c.operands.iter().any(|o| o.size > 0))
         .collect();
-    let mut kept = vec![false; barriers.len()];
+    let mut is_kept = vec![false; barriers.len()];
     for t in 0..arena.load.len() {
         while arena.load[t] > room {
             // Prefer the barrier that removes the most of the excess.
-            let open = barriers.iter().enumerate().filter(|(i, c)| !kept[*i] && c.extra_bytes_at(t) > 0);
+            let open = barriers.iter().enumerate().filter(|(i, c)| !is_kept[*i] && c.extra_bytes_at(t) > 0);
             let most_helpful = open.max_by_key(|(i, c)| {
                 let removed = (t..arena.load.len())
                     .map(|later| arena.load[later].saturating_sub(room).min(c.extra_bytes_at(later)));
                 (removed.map(u128::from).sum::<u128>(), std::cmp::Reverse(*i))
             });
             let Some((i, _)) = most_helpful else { break };
-            kept[i] = true;
+            is_kept[i] = true;
             arena.update_load(&barriers[i], u64::saturating_sub);
         }
     }
     // A barrier that was selected early may be superfluous now.
-    for (i, c) in barriers.iter().enumerate().filter(|(i, _)| kept[*i]).collect::<Vec<_>>() {
+    for (i, c) in barriers.iter().enumerate().filter(|(i, _)| is_kept[*i]).collect::<Vec<_>>() {
         let fits = (0..arena.load.len()).all(|t| match c.extra_bytes_at(t) {
             0 => true,
             more => arena.load[t].saturating_add(more) <= room,
         });
         if fits {
-            kept[i] = false;
+            is_kept[i] = false;
             arena.update_load(c, u64::saturating_add);
         }
     }
-    barriers.iter().zip(kept).filter(|(_, kept)| *kept).map(|(c, _)| c.step).collect()
+    barriers.iter().zip(is_kept).filter(|(_, is_kept)| *is_kept).map(|(c, _)| c.step).collect()
 }
 
 /// An exit barrier that lifetimes can replace.

@@ -122,7 +122,11 @@ fn pack_arena(
         error,
     })?;
     let fixed = fixed.next_multiple_of(ALIGN);
-    packing.offsets.iter_mut().chain([&mut packing.peak, &mut packing.bound]).for_each(|at| *at += fixed);
+    packing
+        .offsets
+        .iter_mut()
+        .chain([&mut packing.peak, &mut packing.bound])
+        .for_each(|bytes| *bytes += fixed);
     Ok(packing)
 }
 
@@ -132,9 +136,9 @@ fn reach(program: &ScheduledProgram) -> Vec<PeerReach> {
         let (read, written) = step.peer_accesses(&program.prepared.graph, &program.prepared.base);
         for (values, to) in [(read, PeerReach::Read), (written, PeerReach::Written)] {
             for c in values.iter().filter_map(|&v| program.placed.classes.class_of[v]) {
-                let known = &mut reach[c as usize];
-                if *known == PeerReach::Local || to == PeerReach::Written {
-                    *known = to;
+                let class_reach = &mut reach[c as usize];
+                if *class_reach == PeerReach::Local || to == PeerReach::Written {
+                    *class_reach = to;
                 }
             }
         }
@@ -158,13 +162,13 @@ impl BucketWriter<'_> {
 
     fn buffer(&self, s: &SizedClass, offset: u64) -> Buffer {
         let end = self.program.placed.steps.list.len();
-        let last = if s.block.end == 0 { end } else { s.block.end } - 1;
+        let last_step = if s.block.end == 0 { end } else { s.block.end } - 1;
         Buffer {
             arena: s.arena,
             offset,
             size: s.block.size,
             first: s.block.start,
-            last,
+            last: last_step,
             reach: self.reach[s.class],
         }
     }
@@ -202,8 +206,8 @@ impl BucketWriter<'_> {
                 ),
                 None => self.input_placement(i.index(), input.value),
             };
-            let place = ValuePlacement { memory, offset: "0".to_string(), by_rank: None, why };
-            places.insert(graph.value_name(input.value).to_string(), place);
+            let placement = ValuePlacement { memory, offset: "0".to_string(), by_rank: None, why };
+            places.insert(graph.value_name(input.value).to_string(), placement);
         }
         let mut member_of: EntityMap<ValueId, Option<(usize, usize)>> =
             EntityMap::filled(None, graph.values.len());
@@ -216,8 +220,8 @@ impl BucketWriter<'_> {
             for &v in &step.writes {
                 if let Some((c, m)) = member_of[v] {
                     let class = &self.program.placed.classes.list[c];
-                    let place = self.member_placement(c, class, &class.members[m], needs.get(&v));
-                    places.insert(graph.value_name(v).to_string(), place);
+                    let placement = self.member_placement(c, class, &class.members[m], needs.get(&v));
+                    places.insert(graph.value_name(v).to_string(), placement);
                 }
             }
         }

@@ -79,13 +79,13 @@ fn landing_zone_sizes<'a>(lowered: impl Iterator<Item = &'a Graph>) -> Result<In
             }
             let bytes = graph.ty(operand).bytes().upper_bound(&graph.symbols).max(0) as u64;
             let ranks = u64::from(graph.group_size(c.group).unwrap_or(1));
-            if bytes.checked_mul(ranks).is_none_or(|all| all > MAX_SIZE) {
+            if bytes.checked_mul(ranks).is_none_or(|total| total > MAX_SIZE) {
                 let node = graph.node_name(id).to_string();
                 return Err(PlanError::LandingTooLarge { node, bytes, ranks });
             }
-            let known = zones.entry(graph.groups[c.group].name.clone()).or_insert(0);
+            let zone_bytes = zones.entry(graph.groups[c.group].name.clone()).or_insert(0);
             // An empty operand sends no line, but its step still names the zones.
-            *known = (*known).max(variant.landing_bytes(&c.kind, bytes, ranks)).max(1);
+            *zone_bytes = (*zone_bytes).max(variant.landing_bytes(&c.kind, bytes, ranks)).max(1);
         }
     }
     zones.sort_unstable_keys();

@@ -24,9 +24,9 @@ pub fn latest_joins_within(
     let mut load = arena_loads(sized, awaited.len());
     // The end of each class, its bytes and its arena. A class that wraps is occupied to the end of the run
     // already.
-    let mut held: Vec<Option<(usize, u64, usize)>> = vec![None; placed.classes.list.len()];
+    let mut class_memory: Vec<Option<(usize, u64, usize)>> = vec![None; placed.classes.list.len()];
     for s in sized.iter().filter(|s| s.block.start < s.block.end) {
-        held[s.class] = Some((s.block.end, s.block.size, s.arena as usize));
+        class_memory[s.class] = Some((s.block.end, s.block.size, s.arena as usize));
     }
     let mut joined = placed.live.joined.clone();
     for (s, step) in placed.steps.list.iter().enumerate().filter(|(_, step)| step.lane == Lane::Comm) {
@@ -35,25 +35,25 @@ pub fn latest_joins_within(
             .iter()
             .chain(&step.writes)
             .filter_map(|&v| placed.classes.class_of[v].map(|c| c as usize))
-            .filter(|&c| held[c].is_some())
+            .filter(|&c| class_memory[c].is_some())
             .collect();
         own.sort_unstable();
         own.dedup();
         let mut join = joined[s] as usize;
         while join < awaited[s] as usize {
-            let mut more = [0u64; 2];
-            for (end, size, arena) in own.iter().filter_map(|&c| held[c]) {
-                more[arena] = more[arena].saturating_add(if end <= join { size } else { 0 });
+            let mut added = [0u64; 2];
+            for (end, size, arena) in own.iter().filter_map(|&c| class_memory[c]) {
+                added[arena] = added[arena].saturating_add(if end <= join { size } else { 0 });
             }
-            if (0..2).any(|a| more[a] > 0 && load[a][join].saturating_add(more[a]) > limit[a]) {
+            if (0..2).any(|a| added[a] > 0 && load[a][join].saturating_add(added[a]) > limit[a]) {
                 break;
             }
-            (0..2).for_each(|a| load[a][join] = load[a][join].saturating_add(more[a]));
+            (0..2).for_each(|a| load[a][join] = load[a][join].saturating_add(added[a]));
             join += 1;
         }
         joined[s] = join as u32;
         for &c in &own {
-            if let Some((end, ..)) = &mut held[c] {
+            if let Some((end, ..)) = &mut class_memory[c] {
                 *end = (*end).max(join);
             }
         }

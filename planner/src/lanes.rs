@@ -37,20 +37,21 @@ pub fn assign_lanes(
         steps.list.iter().zip(waits).map(|(step, waits)| LaneAssignment { lane: step.lane, waits }).collect();
     let crossing = profile.map_or(0, MachineProfile::lane_crossing_ns);
     // Without a crossing any computation keeps a collective on its lane.
-    let apart = move_collectives(&assigned, &LaneTimes { crossing: 0, steps: vec![1; assigned.len()] });
+    let separate = move_collectives(&assigned, &LaneTimes { crossing: 0, steps: vec![1; assigned.len()] });
     if crossing == 0 {
-        return apart;
+        return separate;
     }
     let timed = TaskGraph::new(prepared, steps, symbols, profile).timed;
     let times = LaneTimes { crossing, steps: timed.iter().map(|step| step.time).collect() };
     let in_line = move_collectives(&assigned, &times);
     let total = |lanes: &[LaneAssignment]| {
         let steps = timed.iter().zip(lanes);
-        let steps: Vec<TimedStep> =
-            steps.map(|(step, of)| TimedStep { communicates: of.lane == Lane::Comm, ..*step }).collect();
+        let steps: Vec<TimedStep> = steps
+            .map(|(step, assignment)| TimedStep { communicates: assignment.lane == Lane::Comm, ..*step })
+            .collect();
         simulate_timeline(&steps, crossing, |s, wait| lanes[s].waits.iter().for_each(|&w| wait(w))).total
     };
-    if total(&in_line) <= total(&apart) { in_line } else { apart }
+    if total(&in_line) <= total(&separate) { in_line } else { separate }
 }
 
 /// Times in nanoseconds.
@@ -78,9 +79,9 @@ fn move_collectives(steps: &[LaneAssignment], times: &LaneTimes) -> Vec<LaneAssi
         let collective = previous_collective.filter(|_| step.lane == Lane::Comm);
         let awaited = step.waits.iter().copied().chain(collective).filter(|&w| lanes[w] != lane).max();
         // A lane runs in order, so waiting for the latest step covers all steps before it.
-        let known = &mut completed[lane as usize];
-        let waits = awaited.filter(|w| w + 1 > *known);
-        *known = waits.map_or(*known, |w| w + 1);
+        let completed_steps = &mut completed[lane as usize];
+        let waits = awaited.filter(|w| w + 1 > *completed_steps);
+        *completed_steps = waits.map_or(*completed_steps, |w| w + 1);
         out.push(LaneAssignment { lane, waits: waits.into_iter().collect() });
         if step.lane == Lane::Comm {
             previous_collective = Some(s);
@@ -184,8 +185,8 @@ mod tests {
             let mut list: Vec<LaneAssignment> = Vec::new();
             for s in 0..count {
                 let lane = if rng.one_in(2) { COMPUTE } else { COMM };
-                let others: Vec<usize> = (0..s).filter(|&w| list[w].lane != lane).collect();
-                let wait = others.get(rng.below(4)).copied();
+                let candidates: Vec<usize> = (0..s).filter(|&w| list[w].lane != lane).collect();
+                let wait = candidates.get(rng.below(4)).copied();
                 list.push(LaneAssignment { lane, waits: wait.into_iter().collect() });
             }
             let times = (0..count).map(|_| rng.below(5) as u64).collect();

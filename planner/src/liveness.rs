@@ -176,8 +176,8 @@ impl Liveness {
 
     /// Whether `step` is the last reader of a base and every other access releases the base by then.
     pub fn dies_at(&self, base: ValueId, step: u32) -> bool {
-        let last = self.readers.steps_reading(base).last() == Some(&step);
-        last && !self.outputs[base.index()] && self.earlier_reads_released_at(base, step)
+        let is_last_reader = self.readers.steps_reading(base).last() == Some(&step);
+        is_last_reader && !self.outputs[base.index()] && self.earlier_reads_released_at(base, step)
     }
 
     /// Whether every step before `step` that reads a base releases it by then.
@@ -274,10 +274,10 @@ impl GroupCoverage {
     /// is one of all these cells.
     fn set_covered(&self, next: &mut [NextRendezvous], group: GroupId, rendezvous: NextRendezvous) {
         let Some(large) = self.classes.get_index(self.class_of[group.index()]) else { return };
-        for (small, known) in self.classes.iter().zip(next) {
+        for (small, reach) in self.classes.iter().zip(next) {
             let mut firsts = small.iter().zip(large);
             if firsts.all(|(&first, large_first)| large.get(first as usize) == Some(large_first)) {
-                *known = rendezvous;
+                *reach = rendezvous;
             }
         }
     }

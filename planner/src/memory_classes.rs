@@ -105,7 +105,7 @@ impl BufferClasses {
         let arenas = self.iter().filter(|(_, c)| matches!(c.space, ClassLocation::Arena(_)));
         let members = arenas.flat_map(|(i, c)| c.members.iter().map(move |m| (m, i)));
         members.filter_map(|(m, i)| match m.shares {
-            SharingReason::Shard(whole) | SharingReason::Piece(whole) => Some((whole, i)),
+            SharingReason::Shard(result) | SharingReason::Piece(result) => Some((result, i)),
             SharingReason::Nothing | SharingReason::Over(_) => None,
         })
     }
@@ -129,7 +129,7 @@ fn singleton_classes(program: &PreparedGraph, steps: &StepList) -> BufferClasses
         output[o.value.index()] = Some(k);
     }
     let mut list = Vec::with_capacity(steps.list.len());
-    let mut of = EntityMap::filled(None, graph.values.len());
+    let mut class_of = EntityMap::filled(None, graph.values.len());
     for (s, step) in steps.list.iter().enumerate() {
         for &value in &step.writes {
             let space = match (output[value.index()], program.symmetric[value]) {
@@ -137,7 +137,7 @@ fn singleton_classes(program: &PreparedGraph, steps: &StepList) -> BufferClasses
                 (None, true) => ClassLocation::Arena(ArenaKind::Symmetric),
                 (None, false) => ClassLocation::Arena(ArenaKind::Ordinary),
             };
-            of[value] = Some(list.len() as u32);
+            class_of[value] = Some(list.len() as u32);
             let member =
                 ClassMember { value, offset: Dim::from(0), by_rank: None, shares: SharingReason::Nothing };
             let size = program.bytes[value].clone();
@@ -146,7 +146,7 @@ fn singleton_classes(program: &PreparedGraph, steps: &StepList) -> BufferClasses
             list.push(BufferClass { space, size, top: value, members, first, top_step: first, others: 0 });
         }
     }
-    BufferClasses { list, class_of: of }
+    BufferClasses { list, class_of }
 }
 
 struct ClassMerger<'a> {
@@ -164,8 +164,8 @@ struct ClassMerger<'a> {
 /// products.
 fn uniform_offset_bases(steps: &StepList) -> BTreeSet<ValueId> {
     let forms = [DispatchForm::Reduction, DispatchForm::Product].map(Some);
-    let of = steps.list.iter().filter(|step| forms.contains(&step.dispatch.map(|d| d.form)));
-    of.flat_map(|step| step.reads.iter().chain(&step.writes)).copied().collect()
+    let uniform_steps = steps.list.iter().filter(|step| forms.contains(&step.dispatch.map(|d| d.form)));
+    uniform_steps.flat_map(|step| step.reads.iter().chain(&step.writes)).copied().collect()
 }
 
 /// A value that the library accesses through a window.
@@ -206,12 +206,12 @@ impl ClassMerger<'_> {
         let class = &self.classes.list[self.classes.class_of[base]? as usize];
         // Peers may still read a piece of a gathered value after the rank itself has finished with the whole
         // value.
-        let whole = class.top == base && self.program.covers_base[operand] && class.others <= s as u32;
+        let owns_memory = class.top == base && self.program.covers_base[operand] && class.others <= s as u32;
         let lane = self.steps.list[s].lane;
         let mut later =
             self.live.readers.steps_reading(base).iter().rev().map(|&r| r as usize).take_while(|&r| r > s);
         let follow = later.all(|r| self.steps.list[r].lane == lane);
-        (whole && follow && self.live.earlier_reads_released_at(base, s as u32)).then_some(base)
+        (owns_memory && follow && self.live.earlier_reads_released_at(base, s as u32)).then_some(base)
     }
 
     /// [`released_base`](Self::released_base), if no step after `s` needs the base.
@@ -277,8 +277,8 @@ impl ClassMerger<'_> {
                 from.space != symmetric && self.fits_within(from, &offset, by_rank.as_ref(), whole)
             }
             (ClassLocation::Arena(_), space) => {
-                let apart = self.steps.def[whole].is_some_and(|s| self.apart.0.contains(&s));
-                !apart && (from.space != symmetric || space == symmetric)
+                let is_separate = self.steps.def[whole].is_some_and(|s| self.apart.0.contains(&s));
+                !is_separate && (from.space != symmetric || space == symmetric)
             }
         };
         let nested = by_rank.is_some() && from.members.iter().any(|m| m.by_rank.is_some());
@@ -369,9 +369,9 @@ impl ClassMerger<'_> {
                 let base = self.dying_base(o.value, s)?;
                 let class = self.classes.class_of[base]?;
                 let mut bases = operands.iter().map(|o| program.base[o.value]);
-                let apart = bases.all(|b| b == base || self.classes.class_of[b] != Some(class));
+                let no_other_in_class = bases.all(|b| b == base || self.classes.class_of[b] != Some(class));
                 let covers = self.uses_match_result(&operands, base, result);
-                (apart && covers && self.mergeable(class, r)).then_some(base)
+                (no_other_in_class && covers && self.mergeable(class, r)).then_some(base)
             });
             if let (Some(base), true) = (over, single) {
                 self.merge_over_operand(base, result);
@@ -402,10 +402,10 @@ impl ClassMerger<'_> {
             let old = graph.inputs[input].value;
             let Some(c) = self.classes.class_of[output.value] else { continue };
             let first = self.classes.list[c as usize].first;
-            let last = self.live.readers.steps_reading(old).last().copied();
-            let reads = last == Some(first);
+            let last_reader = self.live.readers.steps_reading(old).last().copied();
+            let reads = last_reader == Some(first);
             if self.program.symmetric[old]
-                || last > Some(first)
+                || last_reader > Some(first)
                 || !self.live.earlier_reads_released_at(old, first)
             {
                 continue;

@@ -204,7 +204,7 @@ impl ProgramSchedules<'_> {
 
     /// The largest number of bytes in blocks that the symmetric arena holds at any step.
     fn load(&self) -> Result<u64> {
-        self.programs.iter().try_fold(0, |most: u64, program| Ok(most.max(symmetric_load(program)?)))
+        self.programs.iter().try_fold(0, |max: u64, program| Ok(max.max(symmetric_load(program)?)))
     }
 
     /// Whether dropped exit barriers rely on the next run having the same steps. If none does, then schedules
@@ -216,8 +216,8 @@ impl ProgramSchedules<'_> {
     /// Keeps dropped exit barriers at the steps where the symmetric arena holds the most. Once that lowers
     /// nothing any more, keeps all that free memory at any step. Returns whether it kept any.
     pub fn keep_barriers(&mut self) -> Result<bool> {
-        let most = self.load()?;
-        for room in [most.saturating_sub(1), 0] {
+        let load = self.load()?;
+        for room in [load.saturating_sub(1), 0] {
             let mut any = false;
             for program in &mut self.programs {
                 any |= keep_barriers(program, room, &self.rules)?;
@@ -320,8 +320,10 @@ fn check_buckets(source: &Graph, lowered: &[BucketInput]) -> Result<()> {
 fn shared_views(lowered: &[BucketInput]) -> Vec<Arc<ValueViews>> {
     let mut out: Vec<Arc<ValueViews>> = Vec::with_capacity(lowered.len());
     for b in lowered {
-        let known = lowered.iter().zip(&out).find(|(a, _)| equal_except_collectives(&a.graph, &b.graph));
-        let views = known.map_or_else(|| Arc::new(ValueViews::new(&b.graph)), |(_, views)| views.clone());
+        let equal_program =
+            lowered.iter().zip(&out).find(|(a, _)| equal_except_collectives(&a.graph, &b.graph));
+        let views =
+            equal_program.map_or_else(|| Arc::new(ValueViews::new(&b.graph)), |(_, views)| views.clone());
         out.push(views);
     }
     out
@@ -346,7 +348,7 @@ fn deduplicate_programs(
     own_orders: &BTreeSet<usize>,
 ) -> Result<(Vec<PreparedGraph>, Vec<usize>)> {
     let mut programs: Vec<PreparedGraph> = Vec::new();
-    let mut of: Vec<usize> = Vec::with_capacity(prepared.len());
+    let mut program_of: Vec<usize> = Vec::with_capacity(prepared.len());
     let mut owned = BTreeSet::new();
     for (b, p) in prepared.into_iter().enumerate() {
         let mut p = p?;
@@ -356,7 +358,7 @@ fn deduplicate_programs(
             owned.insert(programs.len());
         }
         let shared = programs.iter().enumerate().filter(|(i, _)| !own_order && !owned.contains(i));
-        let same = shared.map(|(i, q)| (i, &q.graph.symbols)).find_map(|(i, symbols)| {
+        let equal_program = shared.map(|(i, q)| (i, &q.graph.symbols)).find_map(|(i, symbols)| {
             p.graph.symbols.clone_from(symbols);
             (p == programs[i]).then_some(i)
         });
@@ -364,19 +366,19 @@ fn deduplicate_programs(
             let hull = &mut p.graph.symbols[s];
             (hull.min, hull.max) = (hull.min.min(range.min), hull.max.max(range.max));
         }
-        match same.filter(|_| verify_derived(&p.graph).is_ok()) {
+        match equal_program.filter(|_| verify_derived(&p.graph).is_ok()) {
             Some(i) => {
                 programs[i].graph.symbols = p.graph.symbols;
-                of.push(i);
+                program_of.push(i);
             }
             None => {
                 p.graph.symbols = own;
-                of.push(programs.len());
+                program_of.push(programs.len());
                 programs.push(p);
             }
         }
     }
-    Ok((programs, of))
+    Ok((programs, program_of))
 }
 
 fn arena_sizes(buckets: &[Bucket]) -> Result<ArenaSizes> {

@@ -53,8 +53,8 @@ pub fn bound_inputs(graph: &Graph, views: &ValueViews, bind: &BTreeSet<InputId>)
     let mut bound = BTreeSet::new();
     for (id, node) in graph.nodes.iter() {
         let peers = peer_contract(graph, id)?;
-        for at in symmetric_positions(graph, id, peers.as_ref()).0 {
-            let Some(&v) = node.inputs.get(at) else { continue };
+        for position in symmetric_positions(graph, id, peers.as_ref()).0 {
+            let Some(&v) = node.inputs.get(position) else { continue };
             let Some(input) = input_of(graph, views.base(v)) else { continue };
             if !is_peer_reachable(graph, views, v) && peers.is_some() {
                 continue;
@@ -114,8 +114,8 @@ impl CopyInserter<'_> {
     fn mark_symmetric(&mut self, id: NodeId, node: &Node) -> Result<()> {
         let peers = peer_contract(self.graph, id)?;
         let (operands, results) = symmetric_positions(self.graph, id, peers.as_ref());
-        for at in results {
-            if let Some(&v) = node.outputs.get(at) {
+        for position in results {
+            if let Some(&v) = node.outputs.get(position) {
                 self.symmetric[v] = true;
             }
         }
@@ -140,8 +140,8 @@ impl CopyInserter<'_> {
                     self.operand_copies.push(copy(CopyReason::SymmetricInput, Some(i)));
                 }
             } else if symmetric {
-                let part = self.graph.ty(v).numel() != self.graph.ty(base).numel();
-                if part && self.outputs.contains(&base) && !self.symmetric[base] {
+                let is_partial = self.graph.ty(v).numel() != self.graph.ty(base).numel();
+                if is_partial && self.outputs.contains(&base) && !self.symmetric[base] {
                     self.operand_copies.push(copy(CopyReason::SymmetricOutput, None));
                 } else {
                     self.symmetric[base] = true;
@@ -176,7 +176,7 @@ impl CopyInserter<'_> {
             }
         }
         let mut wanted = self.operand_copies.iter().peekable();
-        let mut made: HashMap<(ValueId, bool), ValueId> = HashMap::new();
+        let mut copy_of: HashMap<(ValueId, bool), ValueId> = HashMap::new();
         let mut copies: Vec<InsertedCopy> = Vec::new();
         let mut results: Vec<Option<ValueId>> = vec![None; graph.outputs.len()];
         for unit in units(graph) {
@@ -186,7 +186,7 @@ impl CopyInserter<'_> {
                 let mut inputs: Vec<ValueId> = node.inputs.iter().map(|&v| out.map[v]).collect();
                 while let Some(c) = wanted.next_if(|c| c.node == id) {
                     let v = node.inputs[c.position];
-                    inputs[c.position] = *made.entry((v, c.symmetric)).or_insert_with(|| {
+                    inputs[c.position] = *copy_of.entry((v, c.symmetric)).or_insert_with(|| {
                         let value = out.insert_copy(v, if c.symmetric { "symmetric" } else { "dense" });
                         copies.push(InsertedCopy {
                             value,
@@ -213,7 +213,7 @@ impl CopyInserter<'_> {
         out.graph.outputs = outputs
             .map(|(o, copy)| GraphOutput { value: copy.unwrap_or(out.map[o.value]), kind: o.kind })
             .collect();
-        let symmetric = made.iter().filter(|((_, s), _)| *s).map(|(_, &value)| value).collect();
+        let symmetric = copy_of.iter().filter(|((_, s), _)| *s).map(|(_, &value)| value).collect();
         self.finish(out, copies, symmetric)
     }
 
@@ -228,13 +228,13 @@ impl CopyInserter<'_> {
         let GraphRebuilder { graph, map, .. } = out;
         let mut symmetric = EntityMap::filled(false, graph.values.len());
         let mut base: EntityMap<ValueId, ValueId> = graph.values.keys().collect();
-        let mut whole = EntityMap::filled(true, base.len());
+        let mut covers_base = EntityMap::filled(true, base.len());
         let mut bytes = EntityMap::filled(Dim::from(0), base.len());
         for (v, &w) in map.iter() {
             bytes[w] = self.views.bytes(v).clone();
             symmetric[w] = self.symmetric[v];
             base[w] = map[self.views.base(v)];
-            whole[w] = self.views.covers_base(self.graph, v);
+            covers_base[w] = self.views.covers_base(self.graph, v);
         }
         for v in symmetric_copies {
             symmetric[v] = true;
@@ -242,7 +242,7 @@ impl CopyInserter<'_> {
         for c in &copies {
             bytes[c.value] = graph.ty(c.value).bytes();
         }
-        PreparedGraph { graph, base, covers_base: whole, bytes, symmetric, copies }
+        PreparedGraph { graph, base, covers_base, bytes, symmetric, copies }
     }
 }
 
@@ -423,12 +423,12 @@ impl PreparedGraph {
         out.graph.outputs = outputs.map(|o| GraphOutput { value: out.map[o.value], kind: o.kind }).collect();
         let len = out.graph.values.len();
         let mut base: EntityMap<ValueId, ValueId> = out.graph.values.keys().collect();
-        let mut whole = EntityMap::filled(false, len);
+        let mut covers_base = EntityMap::filled(false, len);
         let mut symmetric = EntityMap::filled(false, len);
         let mut bytes = EntityMap::filled(Dim::from(0), len);
         for (old, &new) in out.map.iter() {
             base[new] = out.map[self.base[old]];
-            whole[new] = self.covers_base[old];
+            covers_base[new] = self.covers_base[old];
             symmetric[new] = self.symmetric[old];
             bytes[new] = self.bytes[old].clone();
         }
@@ -438,6 +438,6 @@ impl PreparedGraph {
             ..c.clone()
         });
         let copies = copies.collect();
-        PreparedGraph { graph: out.graph, base, covers_base: whole, bytes, symmetric, copies }
+        PreparedGraph { graph: out.graph, base, covers_base, bytes, symmetric, copies }
     }
 }

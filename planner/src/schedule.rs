@@ -89,11 +89,11 @@ pub fn schedule(prepared: &Arc<PreparedGraph>, rules: &ScheduleRules<'_>) -> Res
 /// Keeps dropped exit barriers so that the symmetric arena holds at most `room` bytes at any step, without
 /// fixed memory. If that is impossible, it keeps those that help. Returns whether it kept any.
 pub fn keep_barriers(program: &mut ScheduledProgram, room: u64, rules: &ScheduleRules<'_>) -> Result<bool> {
-    let more = barriers::select_barriers_to_keep(&program.placed, &program.sized_classes()?, room);
-    if more.is_empty() {
+    let new_barriers = barriers::select_barriers_to_keep(&program.placed, &program.sized_classes()?, room);
+    if new_barriers.is_empty() {
         return Ok(false);
     }
-    program.kept_barriers.extend(more);
+    program.kept_barriers.extend(new_barriers);
     let choices =
         LivenessChoices { joined: program.placed.live.joined.clone(), kept: program.kept_barriers.clone() };
     let steps = program.placed.steps.clone();
@@ -116,25 +116,26 @@ impl ScheduleSearch<'_> {
             self.choose_separate_results(&mut named)?;
             return Ok(named);
         }
-        let mut found = self.memory_candidates()?;
-        let least = (0..found.len()).min_by_key(|&i| (found[i].bytes(), found[i].time)).unwrap_or(0);
-        self.choose_separate_results(&mut found[least])?;
+        let mut candidates = self.memory_candidates()?;
+        let smallest =
+            (0..candidates.len()).min_by_key(|&i| (candidates[i].bytes(), candidates[i].time)).unwrap_or(0);
+        self.choose_separate_results(&mut candidates[smallest])?;
         if self.rules.order != OrderStrategy::Chosen {
-            return Ok(found.swap_remove(least));
+            return Ok(candidates.swap_remove(smallest));
         }
-        let lean = found[least].bytes();
+        let lean = candidates[smallest].bytes();
         let limit = with_slack(lean, self.rules.slack);
-        let within_limit = found.iter().enumerate().filter(|(_, c)| c.bytes() <= limit);
+        let within_limit = candidates.iter().enumerate().filter(|(_, c)| c.bytes() <= limit);
         let cheapest = within_limit.min_by_key(|(i, c)| (self.cost(c), c.bytes(), *i));
-        let cheapest = cheapest.map_or(least, |(i, _)| i);
+        let cheapest = cheapest.map_or(smallest, |(i, _)| i);
         // The leanest order and program order, which is the first candidate.
-        let mut bases = vec![found[least].order.clone()];
-        if least != 0 {
-            bases.push(found[0].order.clone());
+        let mut bases = vec![candidates[smallest].order.clone()];
+        if smallest != 0 {
+            bases.push(candidates[0].order.clone());
         }
-        let best = found.swap_remove(cheapest);
+        let best = candidates.swap_remove(cheapest);
         let mut overlapping = self.overlapping_orders(&bases, lean, limit, best.time);
-        overlapping.extend(found.into_iter().map(|c| self.join_at_first_use(c.order)));
+        overlapping.extend(candidates.into_iter().map(|c| self.join_at_first_use(c.order)));
         self.cheapest(best, overlapping, limit)
     }
 
@@ -160,20 +161,20 @@ impl ScheduleSearch<'_> {
         let mut out: Vec<EstimatedOrder> = Vec::new();
         for order in bases {
             let overlaps = order::OverlapVariants::new(self.tasks, order);
-            for part in OVERLAP_PERCENTS {
-                let budget = lean.saturating_add((limit - lean) / 100 * part);
+            for percent in OVERLAP_PERCENTS {
+                let budget = lean.saturating_add((limit - lean) / 100 * percent);
                 let before = out.len();
                 for overlapped in overlaps.within_budget(budget) {
                     let OverlappedOrder { order, joined, peak } = overlapped;
                     let estimated =
                         EstimatedOrder { time: makespan(self.tasks, &order, &joined), peak, order, joined };
-                    let known =
+                    let is_duplicate =
                         out.iter().any(|o| o.order == estimated.order && o.joined == estimated.joined);
-                    if estimated.time < time && !known {
+                    if estimated.time < time && !is_duplicate {
                         out.push(estimated);
                     }
                 }
-                if out.len() == before && part == OVERLAP_PERCENTS[0] {
+                if out.len() == before && percent == OVERLAP_PERCENTS[0] {
                     break;
                 }
             }
@@ -207,11 +208,11 @@ impl ScheduleSearch<'_> {
             }
             placed += 1;
             let EstimatedOrder { order, joined, .. } = e;
-            let mut found = vec![self.place_candidate(order.clone(), joined.clone())?];
-            if found[0].bytes() > limit {
-                found.extend(self.shorten_joins(order, &joined, limit)?);
+            let mut attempts = vec![self.place_candidate(order.clone(), joined.clone())?];
+            if attempts[0].bytes() > limit {
+                attempts.extend(self.shorten_joins(order, &joined, limit)?);
             }
-            for c in found {
+            for c in attempts {
                 if c.bytes() <= limit && (self.cost(&c), c.bytes()) < (self.cost(&best), best.bytes()) {
                     (best, overlaps) = (c, true);
                 }
@@ -225,34 +226,35 @@ impl ScheduleSearch<'_> {
 
     /// The candidates for least memory, without overlap. Program order comes first.
     fn memory_candidates(&self) -> Result<Vec<ScheduleCandidate>> {
-        let mut found: Vec<ScheduleCandidate> = Vec::new();
+        let mut candidates: Vec<ScheduleCandidate> = Vec::new();
         let mut exact = false;
-        let mut add_candidate = |found: &mut Vec<ScheduleCandidate>, order: Vec<u32>| {
+        let mut add_candidate = |candidates: &mut Vec<ScheduleCandidate>, order: Vec<u32>| {
             let peak = order::estimate_peak(self.tasks, &order);
             // If the model is exact, an order is placed only if the model finds it better than all others.
-            let better = found.iter().all(|c| total_bytes(peak) < c.bytes());
+            let better = candidates.iter().all(|c| total_bytes(peak) < c.bytes());
             let worth = better || !exact || self.tasks.len() < MAX_UNFILTERED_STEPS;
-            if worth && !found.iter().any(|c| c.order == order) {
-                found.push(self.candidate_without_overlap(order)?);
-                exact = found.iter().all(|c| c.demand == order::estimate_peak(self.tasks, &c.order));
+            if worth && !candidates.iter().any(|c| c.order == order) {
+                candidates.push(self.candidate_without_overlap(order)?);
+                exact = candidates.iter().all(|c| c.demand == order::estimate_peak(self.tasks, &c.order));
             }
             Ok::<(), PlanError>(())
         };
         for &name in OrderStrategy::NAMED_ORDERS {
             if let Some(order) = order::build_order(self.tasks, name) {
-                add_candidate(&mut found, order)?;
+                add_candidate(&mut candidates, order)?;
             }
         }
         for order in order::backward_orders(self.tasks) {
-            add_candidate(&mut found, order)?;
+            add_candidate(&mut candidates, order)?;
         }
-        let mut best: Vec<(u64, usize)> = found.iter().enumerate().map(|(i, c)| (c.bytes(), i)).collect();
+        let mut best: Vec<(u64, usize)> =
+            candidates.iter().enumerate().map(|(i, c)| (c.bytes(), i)).collect();
         best.sort_unstable();
         for (_, i) in best.into_iter().take(MAX_IMPROVED_ORDERS) {
-            let better = improve(self.tasks, &found[i].order);
-            add_candidate(&mut found, better)?;
+            let better = improve(self.tasks, &candidates[i].order);
+            add_candidate(&mut candidates, better)?;
         }
-        Ok(found)
+        Ok(candidates)
     }
 
     fn candidate_without_overlap(&self, order: Vec<u32>) -> Result<ScheduleCandidate> {
@@ -272,17 +274,17 @@ impl ScheduleSearch<'_> {
             &SeparateResults::default(),
         );
         let sized = size_classes(self.prepared, &placed, self.symbols)?;
-        let least = self.demand(&placed)?;
-        let Some(left) = limit.checked_sub(total_bytes(least)) else { return Ok(None) };
+        let demand = self.demand(&placed)?;
+        let Some(room) = limit.checked_sub(total_bytes(demand)) else { return Ok(None) };
         // One arena may need all remaining bytes, or each arena half of them.
-        for share in [left, left / 2] {
-            let limits = least.map(|b| b.saturating_add(share));
-            let found = self.place_candidate(
+        for share in [room, room / 2] {
+            let limits = demand.map(|b| b.saturating_add(share));
+            let candidate = self.place_candidate(
                 order.clone(),
                 joins::latest_joins_within(&placed, &sized, joined, limits),
             )?;
-            if found.bytes() <= limit {
-                return Ok(Some(found));
+            if candidate.bytes() <= limit {
+                return Ok(Some(candidate));
             }
         }
         Ok(None)
@@ -292,42 +294,42 @@ impl ScheduleSearch<'_> {
     /// takes less.
     fn place_candidate(&self, order: Vec<u32>, joined: Vec<u32>) -> Result<ScheduleCandidate> {
         let steps = self.steps.permuted(&order);
-        let mut apart = SeparateResults::default();
-        let placed = self.place_steps(steps, joined.clone(), &apart);
+        let mut separate = SeparateResults::default();
+        let placed = self.place_steps(steps, joined.clone(), &separate);
         let mut demand = self.demand(&placed)?;
-        let all = SeparateResults(
-            placed.classes.enclosing_results().filter_map(|(whole, _)| placed.steps.def[whole]).collect(),
+        let all_separate = SeparateResults(
+            placed.classes.enclosing_results().filter_map(|(result, _)| placed.steps.def[result]).collect(),
         );
-        if !all.0.is_empty() {
-            let without = self.place_steps(placed.steps, joined.clone(), &all);
+        if !all_separate.0.is_empty() {
+            let without = self.place_steps(placed.steps, joined.clone(), &all_separate);
             let without = self.demand(&without)?;
             if total_bytes(without) < total_bytes(demand) {
-                (apart, demand) = (all, without);
+                (separate, demand) = (all_separate, without);
             }
         }
         let time = makespan(self.tasks, &order, &joined);
-        Ok(ScheduleCandidate { order, joined, apart, demand, time })
+        Ok(ScheduleCandidate { order, joined, apart: separate, demand, time })
     }
 
     /// Decides for each single larger result whether it encloses its parts. Only results that matter at a peak
     /// are considered.
     fn choose_separate_results(&self, candidate: &mut ScheduleCandidate) -> Result<()> {
         let mut tried: BTreeSet<SeparateResults> = BTreeSet::from([candidate.apart.clone()]);
-        let mut apart = candidate.apart.clone();
+        let mut separate = candidate.apart.clone();
         let mut demand = candidate.demand;
-        let mut changes = self.separation_changes(&self.place_separately(candidate, &apart), &apart)?;
+        let mut changes = self.separation_changes(&self.place_separately(candidate, &separate), &separate)?;
         while tried.len() < MAX_PLACEMENTS {
-            let Some(next) = changes.iter().find(|apart| !tried.contains(apart)).cloned() else { break };
+            let Some(next) = changes.iter().find(|change| !tried.contains(change)).cloned() else { break };
             tried.insert(next.clone());
             let changed = self.place_separately(candidate, &next);
             let needed = self.demand(&changed)?;
             if total_bytes(needed) < total_bytes(demand) {
                 changes = self.separation_changes(&changed, &next)?;
-                apart = next;
+                separate = next;
                 demand = needed;
             }
         }
-        candidate.apart = apart;
+        candidate.apart = separate;
         candidate.demand = demand;
         Ok(())
     }
@@ -342,23 +344,25 @@ impl ScheduleSearch<'_> {
     fn separation_changes(
         &self,
         placed: &PlacedSteps,
-        apart: &SeparateResults,
+        separate: &SeparateResults,
     ) -> Result<Vec<SeparateResults>> {
         let sized = size_classes(self.prepared, placed, self.symbols)?;
         let mut out = Vec::new();
         for arena in [ArenaKind::Ordinary, ArenaKind::Symmetric] {
             let load = load_by_step(&sized, placed.steps.list.len(), arena, |s| s.block);
-            let most = load.iter().max().copied().unwrap_or(0);
-            let Some(peak) = load.iter().position(|&l| l == most && l > 0) else { continue };
-            for (whole, class) in placed.classes.enclosing_results() {
+            let peak_load = load.iter().max().copied().unwrap_or(0);
+            let Some(peak) = load.iter().position(|&l| l == peak_load && l > 0) else { continue };
+            for (result, class) in placed.classes.enclosing_results() {
                 let first = placed.classes.list[class].first;
-                let written = placed.steps.def[whole];
+                let written = placed.steps.def[result];
                 if let Some(step) = written.filter(|&w| (first as usize..w as usize).contains(&peak)) {
-                    out.push(SeparateResults(apart.0.iter().copied().chain([step]).collect()));
+                    out.push(SeparateResults(separate.0.iter().copied().chain([step]).collect()));
                 }
             }
-            if apart.0.contains(&(peak as u32)) {
-                out.push(SeparateResults(apart.0.iter().copied().filter(|&s| s as usize != peak).collect()));
+            if separate.0.contains(&(peak as u32)) {
+                out.push(SeparateResults(
+                    separate.0.iter().copied().filter(|&s| s as usize != peak).collect(),
+                ));
             }
         }
         Ok(out)

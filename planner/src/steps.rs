@@ -71,8 +71,8 @@ impl ScheduleStep {
     }
 
     pub fn nodes(&self) -> impl Iterator<Item = NodeId> + use<> {
-        let last = self.dispatch.map_or(self.node, |d| d.last);
-        (self.node.index()..=last.index()).map(NodeId::new)
+        let last_node = self.dispatch.map_or(self.node, |d| d.last);
+        (self.node.index()..=last_node.index()).map(NodeId::new)
     }
 
     pub fn unit(&self) -> DispatchUnit {

@@ -45,19 +45,19 @@ pub fn waits(
         .iter()
         .flat_map(|(_, c)| &c.members)
         .filter_map(|m| match m.shares {
-            SharingReason::Piece(whole) | SharingReason::Shard(whole) => Some((m.value, whole)),
+            SharingReason::Piece(outer) | SharingReason::Shard(outer) => Some((m.value, outer)),
             _ => None,
         })
         .collect();
     // The accesses to parts of values that are parts themselves. No other value of the class has their bytes.
-    let mut parts: HashMap<ValueId, LatestSteps> =
-        inside.values().filter(|whole| inside.contains_key(whole)).map(|&whole| (whole, [0; 2])).collect();
+    let mut part_steps: HashMap<ValueId, LatestSteps> =
+        inside.values().filter(|outer| inside.contains_key(outer)).map(|&outer| (outer, [0; 2])).collect();
     // The accesses to each class so far.
     let mut so_far: Vec<LatestSteps> = vec![[0; 2]; classes.list.len()];
     // The accesses to inputs that are replaced. An input has all bytes of the output that replaces it.
     let mut replaced: Vec<LatestSteps> = vec![[0; 2]; classes.list.len()];
     // For each lane the latest step of the other lane for which it has waited.
-    let mut known: LatestSteps = [0; 2];
+    let mut waited: LatestSteps = [0; 2];
     let mut out = Vec::with_capacity(steps.list.len());
     for (s, step) in steps.list.iter().enumerate() {
         let own_lane = step.lane as usize;
@@ -72,9 +72,9 @@ pub fn waits(
         for &v in &step.writes {
             let Some(c) = classes.class_of[v].map(|c| c as usize) else { continue };
             need = need.max(before_class[c][other_lane]);
-            need = need.max(match (inside.contains_key(&v), parts.get(&v)) {
+            need = need.max(match (inside.contains_key(&v), part_steps.get(&v)) {
                 (false, _) => so_far[c][other_lane],
-                (true, Some(parts)) => parts[other_lane].max(replaced[c][other_lane]),
+                (true, Some(latest)) => latest[other_lane].max(replaced[c][other_lane]),
                 (true, None) => replaced[c][other_lane],
             });
         }
@@ -85,17 +85,17 @@ pub fn waits(
                     raise_latest(&mut replaced[c as usize], lane, until);
                 }
             }
-            let mut part = v;
-            while let Some(&whole) = inside.get(&part) {
-                if let Some(parts) = parts.get_mut(&whole) {
-                    raise_latest(parts, lane, until);
+            let mut inner = v;
+            while let Some(&outer) = inside.get(&inner) {
+                if let Some(latest) = part_steps.get_mut(&outer) {
+                    raise_latest(latest, lane, until);
                 }
-                part = whole;
+                inner = outer;
             }
         }
         debug_assert!(need as usize <= s, "step {s} would wait for step {need}");
-        let must_wait = need > known[own_lane];
-        known[own_lane] = known[own_lane].max(need);
+        let must_wait = need > waited[own_lane];
+        waited[own_lane] = waited[own_lane].max(need);
         out.push(if must_wait { vec![need as usize - 1] } else { Vec::new() });
     }
     out
@@ -114,8 +114,8 @@ fn step_accesses(steps: &StepList, live: &Liveness, s: usize) -> impl Iterator<I
 }
 
 fn raise_latest(touches: &mut LatestSteps, lane: Lane, until: u32) {
-    let known = &mut touches[lane as usize];
-    *known = (*known).max(until);
+    let latest = &mut touches[lane as usize];
+    *latest = (*latest).max(until);
 }
 
 fn last_accesses(steps: &StepList, live: &Liveness, classes: &BufferClasses) -> Vec<LatestSteps> {

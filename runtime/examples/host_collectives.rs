@@ -165,8 +165,8 @@ fn copies(largest: usize) -> Result<(), Failure> {
             // SAFETY: both halves of the segment hold as many bytes.
             unsafe {
                 memory.as_ptr().write(i as u8);
-                let to = memory.as_ptr().add(largest);
-                std::ptr::copy_nonoverlapping(memory.as_ptr(), to, bytes);
+                let destination = memory.as_ptr().add(largest);
+                std::ptr::copy_nonoverlapping(memory.as_ptr(), destination, bytes);
             }
             start.elapsed().as_nanos() as f64 / 1000.0
         };
@@ -194,16 +194,16 @@ fn run_trial(
     let calls = (100_000_000 / (trial.bytes * n + 40_000)).clamp(9, 1000);
     let mut times = Vec::with_capacity(calls);
     for i in 0..calls + calls / 4 + 2 {
-        let at = |slot: usize| {
+        let region = |slot: usize| {
             let offset = 2 * zone + (2 * slot + i % 2) * largest;
             CallRegion { memory: RegionMemory::Symmetric, offset, by_rank: None }
         };
-        let (x, y) = (at(0), at(1));
+        let (x, y) = (region(0), region(1));
         // SAFETY: the operand lies within this rank's arena; peers finished reading it in the call before the
         // last, because the last call synchronised all ranks.
         unsafe {
-            let to = comm.arena().as_ptr().add(x.offset).cast::<f32>();
-            (0..operand / 4).for_each(|k| to.add(k).write((i + k) as f32));
+            let elements = comm.arena().as_ptr().add(x.offset).cast::<f32>();
+            (0..operand / 4).for_each(|k| elements.add(k).write((i + k) as f32));
         }
         let call = CollectiveCall {
             step: 0,
@@ -241,19 +241,19 @@ fn median(times: &mut [f64]) -> f64 {
 type Measured = BTreeMap<(String, usize, u32), BTreeMap<String, f64>>;
 
 fn read(path: &str) -> Result<Measured, Failure> {
-    let mut all: BTreeMap<(String, usize, u32), BTreeMap<String, Vec<f64>>> = BTreeMap::new();
+    let mut times_by_case: BTreeMap<(String, usize, u32), BTreeMap<String, Vec<f64>>> = BTreeMap::new();
     for line in std::fs::read_to_string(path)?.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [kind, bytes, ranks, name, time] = words[..] else {
             return Err(format!("expected five words, found {line:?}").into());
         };
         let key = (kind.to_string(), bytes.parse()?, ranks.parse()?);
-        all.entry(key).or_default().entry(name.to_string()).or_default().push(time.parse()?);
+        times_by_case.entry(key).or_default().entry(name.to_string()).or_default().push(time.parse()?);
     }
     let medians = |times: BTreeMap<String, Vec<f64>>| {
         times.into_iter().map(|(name, mut times)| (name, median(&mut times))).collect()
     };
-    Ok(all.into_iter().map(|(key, times)| (key, medians(times))).collect())
+    Ok(times_by_case.into_iter().map(|(key, times)| (key, medians(times))).collect())
 }
 
 /// Prints the best variant next to Open MPI for everything that both measured.
@@ -289,15 +289,15 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
         .remove(&("copy", "plain", 1))
         .ok_or("the file has no measurements of copies: was it written by measure-all?")?;
     let curve = |(&(kind, name, ranks), points): (&Key, &Points)| {
-        let kept = name.strip_suffix("+exit");
-        let without = kept.and_then(|variant| series.get(&(kind, variant, ranks)));
+        let exit_variant = name.strip_suffix("+exit");
+        let without = exit_variant.and_then(|variant| series.get(&(kind, variant, ranks)));
         let floor = |i: usize| without.and_then(|w| w.get(i)).map_or(0.0, |p| p.1);
-        let exit = match kept {
+        let exit = match exit_variant {
             Some(_) => Some(ExitBarrier::Kept),
             None if matches!(name, "one_shot" | "pull") => Some(ExitBarrier::Dropped),
             None => None,
         };
-        let variant = kept.unwrap_or(name);
+        let variant = exit_variant.unwrap_or(name);
         Ok(CollectiveCurve {
             collective: CollectiveName::from_name(kind)
                 .ok_or_else(|| format!("{kind} is not a collective"))?,

@@ -33,12 +33,12 @@ impl Destination {
     /// Finds the kind of entry at a path. Fails if the path cannot be searched, for example because one of its folders
     /// is a file.
     pub fn detect(path: &Path) -> io::Result<Destination> {
-        let found = match fs::symlink_metadata(path) {
-            Ok(found) => found.file_type(),
+        let kind = match fs::symlink_metadata(path) {
+            Ok(metadata) => metadata.file_type(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Destination::File),
             Err(error) => return Err(error),
         };
-        Ok(match found {
+        Ok(match kind {
             kind if kind.is_dir() => Destination::Folder,
             kind if kind.is_symlink() && !is_system_link(path) => Destination::File,
             kind if kind.is_symlink() || is_stream(kind) => Destination::Stream,
@@ -125,9 +125,9 @@ fn sync_to_disk(file: &File) -> io::Result<()> {
 /// The permissions of the regular file at `path`, if it belongs to this user: a file of another user must not
 /// decide who may write the new one.
 fn replaced_mode(path: &Path) -> Option<u32> {
-    let found = fs::symlink_metadata(path).ok()?;
-    let belongs_to_user = found.is_file() && found.uid() == geteuid().as_raw();
-    belongs_to_user.then(|| found.permissions().mode() & 0o777)
+    let metadata = fs::symlink_metadata(path).ok()?;
+    let belongs_to_user = metadata.is_file() && metadata.uid() == geteuid().as_raw();
+    belongs_to_user.then(|| metadata.permissions().mode() & 0o777)
 }
 
 fn reject_folder(path: &Path) -> io::Result<()> {
@@ -164,7 +164,7 @@ fn duplicate_descriptor(fd: BorrowedFd<'_>) -> io::Result<File> {
 /// directly in `/dev` or in the folder of its descriptors.
 fn is_system_link(path: &Path) -> bool {
     let Ok(folder) = fs::canonicalize(parent_folder(path)) else { return false };
-    let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_symlink());
+    let is_link = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_symlink());
     is_link && (folder == Path::new("/dev") || is_descriptor_folder(&folder))
 }
 
@@ -192,7 +192,7 @@ pub struct FileId {
 impl FileId {
     /// The regular file that `path` leads to, if there is one.
     pub fn from_path(path: &Path) -> Option<FileId> {
-        fs::metadata(path).ok().filter(Metadata::is_file).map(|found| FileId::from_metadata(&found))
+        fs::metadata(path).ok().filter(Metadata::is_file).map(|metadata| FileId::from_metadata(&metadata))
     }
 
     fn from_metadata(found: &Metadata) -> FileId {
@@ -222,24 +222,24 @@ mod tests {
     #[test]
     fn a_link_is_replaced_and_its_target_stays() {
         let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
-        fs::write(at("target"), "keep").unwrap();
-        symlink(at("target"), at("to file")).unwrap();
-        symlink("target", at("relative")).unwrap();
-        symlink(at("missing"), at("dangling")).unwrap();
-        symlink("/dev/null", at("to device")).unwrap();
-        symlink(at("loop"), at("loop")).unwrap();
-        symlink(folder.path(), at("to folder")).unwrap();
-        fs::hard_link(at("target"), at("hard link")).unwrap();
+        let path_of = |name: &str| folder.path().join(name);
+        fs::write(path_of("target"), "keep").unwrap();
+        symlink(path_of("target"), path_of("to file")).unwrap();
+        symlink("target", path_of("relative")).unwrap();
+        symlink(path_of("missing"), path_of("dangling")).unwrap();
+        symlink("/dev/null", path_of("to device")).unwrap();
+        symlink(path_of("loop"), path_of("loop")).unwrap();
+        symlink(folder.path(), path_of("to folder")).unwrap();
+        fs::hard_link(path_of("target"), path_of("hard link")).unwrap();
         let links = ["to file", "relative", "dangling", "to device", "loop", "to folder", "hard link", "new"];
         for name in links {
-            check_writable(&at(name)).unwrap();
-            write_output(&at(name), b"plan").unwrap();
-            assert!(fs::symlink_metadata(at(name)).unwrap().is_file(), "{name}");
-            assert_eq!(fs::read(at(name)).unwrap(), b"plan", "{name}");
-            assert_eq!(fs::read(at("target")).unwrap(), b"keep", "{name}");
+            check_writable(&path_of(name)).unwrap();
+            write_output(&path_of(name), b"plan").unwrap();
+            assert!(fs::symlink_metadata(path_of(name)).unwrap().is_file(), "{name}");
+            assert_eq!(fs::read(path_of(name)).unwrap(), b"plan", "{name}");
+            assert_eq!(fs::read(path_of("target")).unwrap(), b"keep", "{name}");
         }
-        assert!(!at("missing").exists());
+        assert!(!path_of("missing").exists());
         let mut expected: Vec<&str> = links.into_iter().chain(["target"]).collect();
         expected.sort_unstable();
         assert_eq!(names(folder.path()), expected, "nothing else is left");
@@ -298,28 +298,28 @@ mod tests {
     #[test]
     fn streams_take_the_bytes_and_folders_are_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
+        let path_of = |name: &str| folder.path().join(name);
         write_output(Path::new("/dev/null"), b"plan").unwrap();
         assert_eq!(
             write_output(Path::new("/dev/full"), b"plan").unwrap_err().kind(),
             io::ErrorKind::StorageFull
         );
-        let _listener = UnixListener::bind(at("socket")).unwrap();
-        write_output(&at("socket"), b"plan").unwrap_err();
-        assert_eq!(Destination::detect(&at("socket")).unwrap(), Destination::Stream);
-        nix::unistd::mkfifo(&at("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let _listener = UnixListener::bind(path_of("socket")).unwrap();
+        write_output(&path_of("socket"), b"plan").unwrap_err();
+        assert_eq!(Destination::detect(&path_of("socket")).unwrap(), Destination::Stream);
+        nix::unistd::mkfifo(&path_of("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let reader = std::thread::spawn({
-            let pipe = at("pipe");
+            let pipe = path_of("pipe");
             move || fs::read(pipe).unwrap()
         });
-        write_output(&at("pipe"), b"plan").unwrap();
+        write_output(&path_of("pipe"), b"plan").unwrap();
         assert_eq!(reader.join().unwrap(), b"plan");
-        assert_eq!(Destination::detect(&at("pipe")).unwrap(), Destination::Stream, "it stays");
+        assert_eq!(Destination::detect(&path_of("pipe")).unwrap(), Destination::Stream, "it stays");
         for refused in [folder.path(), Path::new("/"), Path::new("..")] {
             let kinds = [write_output(refused, b""), check_writable(refused)].map(|e| e.unwrap_err().kind());
             assert_eq!(kinds, [io::ErrorKind::IsADirectory; 2], "{}", refused.display());
         }
-        for missing in [at("none/plan.json"), at("pipe/plan.json")] {
+        for missing in [path_of("none/plan.json"), path_of("pipe/plan.json")] {
             write_output(&missing, b"plan").unwrap_err();
             check_writable(&missing).unwrap_err();
         }
@@ -344,21 +344,21 @@ mod tests {
     #[test]
     fn a_file_is_the_same_by_all_its_names() {
         let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
-        fs::write(at("a"), "x").unwrap();
-        fs::write(at("b"), "x").unwrap();
-        fs::hard_link(at("a"), at("hard")).unwrap();
-        symlink("a", at("soft")).unwrap();
-        symlink(folder.path(), at("folder")).unwrap();
-        let a = FileId::from_path(&at("a"));
+        let path_of = |name: &str| folder.path().join(name);
+        fs::write(path_of("a"), "x").unwrap();
+        fs::write(path_of("b"), "x").unwrap();
+        fs::hard_link(path_of("a"), path_of("hard")).unwrap();
+        symlink("a", path_of("soft")).unwrap();
+        symlink(folder.path(), path_of("folder")).unwrap();
+        let a = FileId::from_path(&path_of("a"));
         assert!(a.is_some());
         for same in ["hard", "soft", "folder/a", "folder/soft", "./a"] {
-            assert_eq!(FileId::from_path(&at(same)), a, "{same}");
+            assert_eq!(FileId::from_path(&path_of(same)), a, "{same}");
         }
-        assert_ne!(FileId::from_path(&at("b")), a);
+        assert_ne!(FileId::from_path(&path_of("b")), a);
         assert_eq!(
             [
-                FileId::from_path(&at("none")),
+                FileId::from_path(&path_of("none")),
                 FileId::from_path(folder.path()),
                 FileId::from_path(Path::new("/dev/null"))
             ],

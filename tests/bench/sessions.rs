@@ -86,16 +86,16 @@ fn one_rank(plan: &CheckedPlan, group: &Group) -> Result<Vec<(&'static str, f64)
         |session: &mut Session, run: usize| unsafe { Ok(session.bind("v0", pointers[run % 2], 4096)?) };
     bind(&mut session, 0)?;
     let nothing = |_: &mut Session, _| Ok(());
-    let whole = median(&mut session, nothing, |s| Ok(s.run()?))?;
-    let same = median(&mut session, nothing, |s| Ok(s.enqueue()?))?;
-    let other = median(&mut session, bind, |s| Ok(s.enqueue()?))?;
+    let waited = median(&mut session, nothing, |s| Ok(s.run()?))?;
+    let unchanged = median(&mut session, nothing, |s| Ok(s.enqueue()?))?;
+    let rebound = median(&mut session, bind, |s| Ok(s.enqueue()?))?;
     let sizes = |s: &mut Session, run: usize| Ok(s.set("n", 1 + (run % 2) as i64)?);
     let sized = median(&mut session, sizes, |s| Ok(s.enqueue()?))?;
     session.close()?;
     Ok(vec![
-        ("a run, waited for", whole),
-        ("enqueue, nothing changed", same),
-        ("enqueue after another pointer was bound", other),
+        ("a run, waited for", waited),
+        ("enqueue, nothing changed", unchanged),
+        ("enqueue after another pointer was bound", rebound),
         ("enqueue after another size was set", sized),
         ("opening a session", opening[opening.len() / 2]),
     ])

@@ -58,9 +58,9 @@ fn main() -> Result<()> {
             Err(_) => "panic".to_string(),
         };
         failed += 1;
-        let kept = PathBuf::from(format!("fuzz-{format}-{seed}-{failed}.{}", files.ending));
-        std::fs::write(&kept, &bytes)?;
-        println!("{}: {failure}", kept.display());
+        let saved = PathBuf::from(format!("fuzz-{format}-{seed}-{failed}.{}", files.ending));
+        std::fs::write(&saved, &bytes)?;
+        println!("{}: {failure}", saved.display());
     }
     println!(
         "{format}: {} files: {opened} opened, {refused} refused, {failed} failed",
@@ -206,10 +206,10 @@ fn part_mut<'a>(value: &'a mut Value, random: &mut SplitMix) -> &'a mut Value {
     if count == 0 {
         return value;
     }
-    let at = random.below(count);
+    let index = random.below(count);
     match value {
-        Value::Array(items) => part_mut(&mut items[at], random),
-        Value::Object(fields) => match fields.values_mut().nth(at) {
+        Value::Array(items) => part_mut(&mut items[index], random),
+        Value::Object(fields) => match fields.values_mut().nth(index) {
             Some(field) => part_mut(field, random),
             None => unreachable!("the position is below the count"),
         },
@@ -254,7 +254,7 @@ fn change(value: &mut Value, with: Value, random: &mut SplitMix) {
 /// An archive whose program has some values changed.
 fn archive(bytes: &[u8], random: &mut SplitMix) -> Result<Vec<u8>> {
     let mut from = zip::ZipArchive::new(std::io::Cursor::new(bytes))?;
-    let mut to = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+    let mut writer = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
     let stored = zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
     for i in 0..from.len() {
         let mut entry = from.by_index(i)?;
@@ -264,10 +264,10 @@ fn archive(bytes: &[u8], random: &mut SplitMix) -> Result<Vec<u8>> {
         if name.ends_with("models/model.json") || (name.ends_with(".json") && random.one_in(8)) {
             data = json(&data, random)?;
         }
-        to.start_file(name, stored)?;
-        to.write_all(&data)?;
+        writer.start_file(name, stored)?;
+        writer.write_all(&data)?;
     }
-    Ok(to.finish()?.into_inner())
+    Ok(writer.finish()?.into_inner())
 }
 
 /// A tensor file with a changed header, length or data.
@@ -276,13 +276,13 @@ fn header(bytes: &[u8], random: &mut SplitMix) -> Result<Vec<u8>> {
     let length = usize::try_from(u64::from_le_bytes(*length))?;
     let (header, data) = rest.split_at(length);
     let header = if random.one_in(4) { header.to_vec() } else { json(header, random)? };
-    let said = if random.one_in(8) {
+    let declared = if random.one_in(8) {
         random.pick(&[0, 1, u64::MAX, 1 << 40, length as u64 * 2])
     } else {
         header.len() as u64
     };
-    let kept = if random.one_in(8) { random.below(data.len()) } else { data.len() };
-    Ok([&said.to_le_bytes()[..], &header, &data[..kept]].concat())
+    let data_length = if random.one_in(8) { random.below(data.len()) } else { data.len() };
+    Ok([&declared.to_le_bytes()[..], &header, &data[..data_length]].concat())
 }
 
 /// One field of protobuf's wire format: where it begins, where its value begins and ends, and its kind.
@@ -348,7 +348,7 @@ fn change_message(bytes: &mut Vec<u8>, random: &mut SplitMix, depth: usize) {
         return;
     };
     let field = &all[random.below(all.len())];
-    let whole = field.start..field.value.end;
+    let range = field.start..field.value.end;
     let inner = bytes[field.value.clone()].to_vec();
     let deeper = field.kind == 2 && depth < 8 && !random.one_in(6);
     let new = match random.below(5) {
@@ -358,10 +358,10 @@ fn change_message(bytes: &mut Vec<u8>, random: &mut SplitMix, depth: usize) {
             rewritten(bytes, field, &inner)
         }
         0 => Vec::new(),
-        1 => bytes[whole.clone()].repeat(2),
+        1 => bytes[range.clone()].repeat(2),
         2 => {
-            let other = &all[random.below(all.len())];
-            bytes[other.start..other.value.end].to_vec()
+            let source = &all[random.below(all.len())];
+            bytes[source.start..source.value.end].to_vec()
         }
         _ if field.kind == 0 => {
             let mut value = Vec::new();
@@ -372,7 +372,7 @@ fn change_message(bytes: &mut Vec<u8>, random: &mut SplitMix, depth: usize) {
             rewritten(bytes, field, &inner.iter().map(|b| b ^ (random.next() as u8 & 3)).collect::<Vec<_>>())
         }
     };
-    bytes.splice(whole, new);
+    bytes.splice(range, new);
 }
 
 /// A field with another value.

@@ -64,11 +64,11 @@ fn rotated(tensor: &Tensor, by: usize) -> Arc<Tensor> {
 fn sets(graph: &Graph, first: &Inputs) -> Vec<Inputs> {
     let turn = |set: usize, inputs: &Vec<Arc<Tensor>>| {
         let each = graph.inputs.values().zip(inputs);
-        let one = |(input, tensor): (&GraphInput, &Arc<Tensor>)| match input.kind {
+        let tensor_of = |(input, tensor): (&GraphInput, &Arc<Tensor>)| match input.kind {
             InputKind::Argument => rotated(tensor, set * 37),
             _ => tensor.clone(),
         };
-        each.map(one).collect()
+        each.map(tensor_of).collect()
     };
     (0..INPUT_SETS).map(|set| first.iter().map(|inputs| turn(set, inputs)).collect()).collect()
 }
@@ -134,16 +134,16 @@ impl ReplayJob {
         let mut random = SplitMix(11);
         for replay in 0..self.replays {
             let set = if replay < INPUT_SETS { replay } else { random.below(INPUT_SETS) };
-            let found = self.replay(&mut session, number, set, replay == 0)?;
+            let outputs = self.replay(&mut session, number, set, replay == 0)?;
             let Some(wanted) = first.get(set) else {
-                self.agrees(set, number, &found)?;
-                first.push(found);
+                self.agrees(set, number, &outputs)?;
+                first.push(outputs);
                 continue;
             };
-            for (output, (found, wanted)) in found.iter().zip(wanted).enumerate() {
-                let same = found.data() == wanted.data();
+            for (output, (actual, wanted)) in outputs.iter().zip(wanted).enumerate() {
+                let is_same = actual.data() == wanted.data();
                 ensure!(
-                    same,
+                    is_same,
                     "replay {replay}, set {set}, rank {number}: output {output} has other bits than before"
                 );
             }

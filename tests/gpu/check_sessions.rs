@@ -133,17 +133,17 @@ fn turns(plans: &[CheckedPlan], gpu: u32, group: &Group, expected: &ExpectedRuns
 
 /// Joins a run while the context of the other rank's GPU is current, which it must be afterwards.
 fn joins(plan: &CheckedPlan, work: &Workload, rank: usize, gpus: [u32; RANK_COUNT]) -> Result<()> {
-    let other = driver::Device::open(gpus[RANK_COUNT - 1 - rank])?;
+    let other_device = driver::Device::open(gpus[RANK_COUNT - 1 - rank])?;
     let run = format!("check_sessions {}", std::process::id());
-    let place = Membership { rank: rank as u32, ranks: RANK_COUNT as u32, run };
+    let membership = Membership { rank: rank as u32, ranks: RANK_COUNT as u32, run };
     let device = RunDevice::Gpus(CudaConfig::default().with_gpus(gpus));
     symmc::run_joined(
         plan,
         work,
-        &place,
+        &membership,
         &RunConfig::default().with_device(device).with_timeout(WAIT_TIMEOUT),
     )?;
-    ensure!(other.is_current()?, "rank {rank}: the caller's context is not current after the run");
+    ensure!(other_device.is_current()?, "rank {rank}: the caller's context is not current after the run");
     Ok(())
 }
 

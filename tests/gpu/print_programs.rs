@@ -15,9 +15,9 @@ fn main() -> ExitCode {
         eprintln!("usage: print_programs FOLDER COUNT RANKS [FIRST]");
         return ExitCode::from(2);
     };
-    let mut left = count;
+    let mut remaining = count;
     let mut seed = number(3).unwrap_or(0);
-    while left > 0 {
+    while remaining > 0 {
         // Mostly few nodes, and some with many.
         let graph = program(seed, 4 + (seed as usize * 7) % 26, VariantMode::Open);
         if graph.ranks.map(u64::from) == Some(ranks) {
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
                 eprintln!("error: {}: {error}", path.display());
                 return ExitCode::from(1);
             }
-            left -= 1;
+            remaining -= 1;
         }
         seed += 1;
     }

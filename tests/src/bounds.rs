@@ -52,20 +52,20 @@ pub struct TrialCounts {
 
 /// Runs the trials of these seeds; reports each that fails. Where there is no C++ compiler, no kernels are emulated.
 pub fn trials(seeds: impl Iterator<Item = u64>, mut fail: impl FnMut(String)) -> TrialCounts {
-    let mut all = TrialCounts::default();
+    let mut counts = TrialCounts::default();
     let mut waiting: Vec<EmulatedRun> = Vec::new();
     for seed in seeds {
         let graph = bounds::program(seed);
-        match trial(&graph, seed, &mut all) {
+        match trial(&graph, seed, &mut counts) {
             Ok(emulated) => waiting.extend(emulated),
             Err(error) => fail(format!("seed {seed}: {error}\n{}", text::print(&graph))),
         }
         if waiting.len() >= PROGRAMS_PER_MODULE {
-            all.emulated += emulate(&std::mem::take(&mut waiting), &mut fail);
+            counts.emulated += emulate(&std::mem::take(&mut waiting), &mut fail);
         }
     }
-    all.emulated += emulate(&waiting, &mut fail);
-    all
+    counts.emulated += emulate(&waiting, &mut fail);
+    counts
 }
 
 /// The sizes of a run, and what it gives on each rank; `None` where a position is outside of its axis.
@@ -86,11 +86,11 @@ fn trial(graph: &Graph, seed: u64, all: &mut TrialCounts) -> Result<Option<Emula
     let ranks = plan.ranks;
     let runs = choose_runs(graph, &plan, &mut r, all)?;
     let ranks = thread::scope(|scope| {
-        let one = |group: Group| {
+        let spawn_rank = |group: Group| {
             let (plan, runs) = (&plan, &runs);
             scope.spawn(move || on_rank(plan, runs, &group))
         };
-        let ranks: Vec<_> = Group::threads(ranks).into_iter().map(one).collect();
+        let ranks: Vec<_> = Group::threads(ranks).into_iter().map(spawn_rank).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err("a rank panicked".into()))).collect()
     });
     let ended: Result<Vec<()>, String> = ranks;
@@ -117,14 +117,14 @@ fn choose_runs(
         let outputs = interp::run(graph, &bindings, &inputs);
         let bound = executor.resolve_bindings(&bindings);
         all.bound += 1;
-        let left = match (&outputs, &bound) {
+        let budget = match (&outputs, &bound) {
             (Ok(_), Ok(_)) => &mut left[0],
             (Err(_), Err(RunError::Bounds { .. })) => &mut left[1],
             (Err(error), Ok(_)) => return Err(format!("{bindings:?}: it binds, the interpreter: {error}")),
             (_, Err(error)) => return Err(format!("{bindings:?}: {error}, the interpreter: {outputs:?}")),
         };
-        if *left > 0 {
-            *left -= 1;
+        if *budget > 0 {
+            *budget -= 1;
             runs.push(SizedRun { bindings, inputs, outputs: outputs.ok() });
         }
     }
@@ -137,7 +137,7 @@ fn on_rank(plan: &CheckedPlan, runs: &[SizedRun], group: &Group) -> Result<(), S
     let session = HostSession::open(plan, group, &CustomKernelRegistry::new(), &config, vec![]);
     let mut session = session.map_err(|e| e.to_string())?;
     // Memory that is lent lives until the session ends.
-    let mut lent: Vec<AlignedMemory> = Vec::new();
+    let mut memory: Vec<AlignedMemory> = Vec::new();
     for run in runs {
         let rank = group.rank() as usize;
         let fail = |what: String| format!("{:?}, rank {rank}: {what}", run.bindings);
@@ -148,9 +148,10 @@ fn on_rank(plan: &CheckedPlan, runs: &[SizedRun], group: &Group) -> Result<(), S
             }
         };
         session.set_sizes(&run.bindings).map_err(|e| fail(e.to_string()))?;
-        let found = run_once(&mut session, plan, run, rank, &mut lent).map_err(|e| fail(e.to_string()))?;
-        for (k, (found, expected)) in found.iter().zip(&expected[rank]).enumerate() {
-            same(found, expected).map_err(|e| fail(format!("output {k}: {e}")))?;
+        let outputs =
+            run_once(&mut session, plan, run, rank, &mut memory).map_err(|e| fail(e.to_string()))?;
+        for (k, (actual, expected)) in outputs.iter().zip(&expected[rank]).enumerate() {
+            same(actual, expected).map_err(|e| fail(format!("output {k}: {e}")))?;
         }
     }
     Ok(())
@@ -291,8 +292,8 @@ fn emulate(programs: &[EmulatedRun], fail: &mut impl FnMut(String)) -> usize {
     let scratch = AlignedMemory::of(&vec![0; room]);
     let machine = KernelTarget { workspace: scratch.address(), workspace_bytes: room, ..machine };
     let current = Cell::new(first);
-    let at = |located: &LocatedTensor| DevicePtr::from(current.get().address(located));
-    let mut lowering = KernelLowering::new(&at, &machine);
+    let address_of = |located: &LocatedTensor| DevicePtr::from(current.get().address(located));
+    let mut lowering = KernelLowering::new(&address_of, &machine);
     let mut works = Vec::with_capacity(programs.len());
     for (program, operations) in programs.iter().zip(&operations) {
         current.set(program);

@@ -9,7 +9,7 @@ pub fn function_lengths(text: &str) -> Vec<(&str, usize)> {
     let closes = |at: usize, depth: usize| {
         (at..lines.len()).find(|&l| indent(lines[l]) == depth && lines[l].trim_start().starts_with('}'))
     };
-    let mut found = Vec::new();
+    let mut functions = Vec::new();
     for (at, line) in lines.iter().enumerate() {
         let code = line.trim_start().trim_start_matches("pub ").trim_start_matches("pub(super) ");
         let code = code.trim_start_matches("pub(crate) ").trim_start_matches("unsafe ");
@@ -28,9 +28,9 @@ pub fn function_lengths(text: &str) -> Vec<(&str, usize)> {
             }
             l += 1;
         }
-        found.push((name.split(['(', '<']).next().unwrap_or(name), count));
+        functions.push((name.split(['(', '<']).next().unwrap_or(name), count));
     }
-    found
+    functions
 }
 
 #[cfg(test)]

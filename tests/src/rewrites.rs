@@ -71,9 +71,9 @@ pub fn trial(seed: u64, all: &mut RewriteCounts) -> Result<(), String> {
 
 fn compare_forms(seed: u64, program: &IdiomProgram, all: &mut RewriteCounts) -> Result<(), String> {
     let forms = forms(&program.graph)?;
-    let least = forms.iter().map(|form| needed_collectives(&form.graph)).min().unwrap_or_default();
+    let fewest = forms.iter().map(|form| needed_collectives(&form.graph)).min().unwrap_or_default();
     all.forms += forms.len();
-    all.with_fewer_collectives += usize::from(least < needed_collectives(&program.graph));
+    all.with_fewer_collectives += usize::from(fewest < needed_collectives(&program.graph));
     for (draw, &(numbers, is_shared)) in DRAWS.iter().enumerate() {
         let mut r = SplitMix(seed ^ (draw as u64 + 1) << 40);
         let mut bindings = SymbolBindings::new();
@@ -87,21 +87,21 @@ fn compare_forms(seed: u64, program: &IdiomProgram, all: &mut RewriteCounts) -> 
             if !is_exact && matches!(numbers, InputNumbers::Special | InputNumbers::Extreme) {
                 continue;
             }
-            let found = interp::run(&form.graph, &bindings, &with_constants(&form.graph, &inputs));
-            let found = found.map_err(|e| format!("{}: {e}", form.name))?;
-            for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
-                    let same = if is_exact && !program.has_open_sums {
-                        has_same_bits(found, expected)
+            let outputs = interp::run(&form.graph, &bindings, &with_constants(&form.graph, &inputs));
+            let outputs = outputs.map_err(|e| format!("{}: {e}", form.name))?;
+            for (rank, (rank_outputs, expected)) in outputs.iter().zip(&expected).enumerate() {
+                for (k, (actual, expected)) in rank_outputs.iter().zip(expected).enumerate() {
+                    let is_same = if is_exact && !program.has_open_sums {
+                        has_same_bits(actual, expected)
                     } else {
-                        is_near(found, expected, &form.histories[k], &inputs)
+                        is_near(actual, expected, &form.histories[k], &inputs)
                     };
-                    if !same {
+                    if !is_same {
                         return Err(format!(
                             "{}: output {k} of rank {rank} differs with {numbers:?}, shared {is_shared}\n{}\n{:?}\n{:?}",
                             form.name,
                             text::print(&form.graph),
-                            found.to_f64(),
+                            actual.to_f64(),
                             expected.to_f64()
                         ));
                     }
@@ -138,10 +138,10 @@ struct ProgramForm {
 /// The forms of a program that differ in more than variants.
 fn forms(graph: &Graph) -> Result<Vec<ProgramForm>, String> {
     let (canonical, _) = canonicalize(graph).map_err(|e| e.to_string())?;
-    let mut seen = BTreeSet::from([text::print(graph)]);
+    let mut printed = BTreeSet::from([text::print(graph)]);
     let mut out = Vec::new();
     let mut add = |name: String, form: Graph, numerics: Numerics| {
-        if seen.insert(text::print(&form)) {
+        if printed.insert(text::print(&form)) {
             let own = interp::output_histories(&form, RunCount::Several);
             let source = interp::output_histories(graph, RunCount::Several);
             let histories = own.into_iter().zip(source).map(|(a, b)| a.join(b)).collect();
@@ -192,29 +192,29 @@ pub(crate) fn inputs(
     r: &mut SplitMix,
 ) -> Vec<Vec<Arc<Tensor>>> {
     let ranks = graph.ranks.unwrap_or(1) as usize;
-    let mut all = vec![Vec::new(); ranks];
+    let mut inputs = vec![Vec::new(); ranks];
     for input in graph.inputs.values() {
         let ty = graph.ty(input.value);
         let shape: Vec<usize> =
             ty.shape.iter().map(|d| d.eval(bindings).map_or(0, |n| n.max(0) as usize)).collect();
         let draw = |r: &mut SplitMix| Arc::new(tensor(ty.dtype, &shape, numbers, r));
         let shared = draw(r);
-        all.iter_mut().for_each(|own| own.push(if is_shared { shared.clone() } else { draw(r) }));
+        inputs.iter_mut().for_each(|own| own.push(if is_shared { shared.clone() } else { draw(r) }));
     }
-    all
+    inputs
 }
 
 /// The inputs with the constants that a form has behind those of the program.
 pub(crate) fn with_constants(form: &Graph, inputs: &[Vec<Arc<Tensor>>]) -> Vec<Vec<Arc<Tensor>>> {
-    let more = |own: &Vec<Arc<Tensor>>| {
+    let append_constants = |own: &Vec<Arc<Tensor>>| {
         let constants = form.inputs.values().skip(own.len()).filter_map(|input| input.data.clone());
         own.iter().cloned().chain(constants).collect()
     };
-    inputs.iter().map(more).collect()
+    inputs.iter().map(append_constants).collect()
 }
 
 fn tensor(dtype: DType, shape: &[usize], numbers: InputNumbers, r: &mut SplitMix) -> Tensor {
-    let mut one = || {
+    let mut element = || {
         let integer = r.below(7) as f64 - 3.0;
         let largest = match dtype {
             DType::F16 => 60000.0,
@@ -235,7 +235,7 @@ fn tensor(dtype: DType, shape: &[usize], numbers: InputNumbers, r: &mut SplitMix
         }
     };
     let count: usize = shape.iter().product();
-    let elements: Vec<f64> = (0..count).map(|_| one()).collect();
+    let elements: Vec<f64> = (0..count).map(|_| element()).collect();
     Tensor::from_f64(dtype, shape.to_vec(), &elements).expect("as many elements as the shape has")
 }
 

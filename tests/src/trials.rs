@@ -197,9 +197,9 @@ fn plan_named_variants(graph: &Graph, r: &mut SplitMix, story: &mut String) -> R
     *story +=
         &format!(", variants given, {} buckets, {:?}, bound {:?}", buckets.len(), config.order, config.bind);
     let keeps_barriers = r.one_in(4);
-    let made = planned(graph, &buckets, &config, keeps_barriers.then_some(r), story);
-    let made = made.map_err(|e| e.to_string())?;
-    CheckedPlan::new(made).map_err(|e| format!("does not check: {e:?}"))
+    let plan = planned(graph, &buckets, &config, keeps_barriers.then_some(r), story);
+    let plan = plan.map_err(|e| e.to_string())?;
+    CheckedPlan::new(plan).map_err(|e| format!("does not check: {e:?}"))
 }
 
 /// The plan of lowered programs; if `tight` is given, with exit barriers kept for a smaller symmetric arena.
@@ -211,12 +211,12 @@ fn planned(
     story: &mut String,
 ) -> Result<Plan, PlanError> {
     let planner = Planner::new(graph, buckets, config)?;
-    let made = planner.plan()?;
-    let Some(r) = tight else { return Ok(made) };
-    let most = tighter(made.arenas.symmetric, r);
-    *story += &format!(", barriers kept for {most} bytes");
+    let plan = planner.plan()?;
+    let Some(r) = tight else { return Ok(plan) };
+    let limit = tighter(plan.arenas.symmetric, r);
+    *story += &format!(", barriers kept for {limit} bytes");
     let mut schedules = planner.schedule(config.order, planner.next_runs()[0])?;
-    while schedules.symmetric_bound()? > most && schedules.keep_barriers()? {}
+    while schedules.symmetric_bound()? > limit && schedules.keep_barriers()? {}
     schedules.plan()
 }
 
@@ -246,7 +246,7 @@ fn plan_by_passes(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result
         ", {machine}, {}, variants {:?}, {:?}, {:?}, {:?}",
         config.numerics, config.variants, config.bind, config.buckets, config.order
     );
-    let made = match symmc::compile(&program, &config) {
+    let outcome = match symmc::compile(&program, &config) {
         // What GPUs cannot run is told when a plan is made for them; host ranks run all.
         Err(e) if e.kind() == ErrorKind::Unsupported => {
             story.push_str(", but for the host");
@@ -255,22 +255,22 @@ fn plan_by_passes(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result
         }
         made => made,
     };
-    let mut made = made.map_err(|e| e.to_string())?;
+    let mut plan = outcome.map_err(|e| e.to_string())?;
     if r.one_in(4) {
-        let limit = tighter(made.arenas.symmetric, r);
+        let limit = tighter(plan.arenas.symmetric, r);
         *story += &format!(", at most {limit} bytes");
         config.symm_limit = Some(limit);
         match symmc::compile(&program, &config) {
-            Ok(tight) => made = tight,
+            Ok(tight) => plan = tight,
             // Only variants that GPUs lack may take so little.
             Err(e) if matches!(e.kind(), ErrorKind::Resources | ErrorKind::Unsupported) => {}
             Err(e) => return Err(e.to_string()),
         }
     }
-    let compared = symmc::compare_with_source(&made);
+    let compared = symmc::compare_with_source(&plan);
     match compared.status() {
         SourceStatus::Different => Err(format!("differs from its source: {:?}", compared.differences)),
-        _ => Ok(made),
+        _ => Ok(plan),
     }
 }
 
@@ -306,9 +306,9 @@ fn specs(graph: &Graph, r: &mut SplitMix) -> Vec<BucketSpec> {
 
 /// The ranges of the symbols of each bucket.
 fn ranges(graph: &Graph, r: &mut SplitMix) -> Vec<Vec<(SymbolId, i64, i64)>> {
-    let mut all = vec![vec![]];
+    let mut ranges = vec![vec![]];
     for (id, symbol) in graph.symbols.iter() {
-        let parts = match symbol.max > symbol.min && r.one_in(2) {
+        let pieces = match symbol.max > symbol.min && r.one_in(2) {
             true => {
                 let middle = symbol.min + r.below((symbol.max - symbol.min) as usize) as i64;
                 vec![(symbol.min, middle), (middle + 1, symbol.max)]
@@ -316,12 +316,12 @@ fn ranges(graph: &Graph, r: &mut SplitMix) -> Vec<Vec<(SymbolId, i64, i64)>> {
             false => vec![(symbol.min, symbol.max)],
         };
         let with = |range: &Vec<_>, &(min, max): &(i64, i64)| [range.clone(), vec![(id, min, max)]].concat();
-        all = all
+        ranges = ranges
             .iter()
-            .flat_map(|range| parts.iter().map(|part| with(range, part)).collect::<Vec<_>>())
+            .flat_map(|range| pieces.iter().map(|part| with(range, part)).collect::<Vec<_>>())
             .collect();
     }
-    all
+    ranges
 }
 
 /// One run of a session: what all ranks get and must give.
@@ -346,16 +346,16 @@ fn session(graph: &Graph, r: &mut SplitMix) -> Result<Vec<SessionTurn>, String> 
             let any = s.min + r.below((s.max - s.min + 1) as usize) as i64;
             bindings.set(id, r.pick(&[s.min, s.max, any]));
         }
-        let last = turns.last();
-        if let Some(last) = last.filter(|_| r.one_in(3)) {
+        let last_turn = turns.last();
+        if let Some(last) = last_turn.filter(|_| r.one_in(3)) {
             bindings = last.bindings.clone();
         }
-        let changed = last.is_none_or(|last| last.bindings != bindings);
+        let changed = last_turn.is_none_or(|last| last.bindings != bindings);
         let draw =
             SeedConfig { seed: r.next(), arguments: SeedScope::PerRank, parameters: SeedScope::PerRank };
         let drawn = (0..ranks).map(|rank| interp::seeded_inputs(graph, &bindings, &draw, rank));
         let mut inputs = drawn.collect::<Result<Vec<_>, _>>().map_err(|e| format!("inputs: {e}"))?;
-        if let Some(last) = last {
+        if let Some(last) = last_turn {
             for (rank, inputs) in inputs.iter_mut().enumerate() {
                 keep(graph, last, changed, rank, inputs);
             }
@@ -417,12 +417,12 @@ fn run(
 
 /// The rounding history of each output, by any of the programs of the plan.
 fn histories(graph: &Graph, plan: &CheckedPlan) -> Result<Vec<RoundingHistory>, String> {
-    let mut all = interp::output_histories(graph, RunCount::Several);
+    let mut histories = interp::output_histories(graph, RunCount::Several);
     for program in 0..plan.programs.len() {
         let of_program = plan.output_histories(program, RunCount::Several).map_err(|e| e.to_string())?;
-        all.iter_mut().zip(of_program).for_each(|(all, one)| *all = all.join(one));
+        histories.iter_mut().zip(of_program).for_each(|(all, one)| *all = all.join(one));
     }
-    Ok(all)
+    Ok(histories)
 }
 
 /// Processes live for one binding: each run is one of its own.
@@ -442,9 +442,9 @@ fn as_processes(
             trace: None,
             config: HostConfig { limit: LIMIT, chaos, ..HostConfig::default() },
         };
-        let found = launch_job(&job, command, |job| job).map_err(|e| format!("run {k}: {e}"))?.outputs;
-        for (rank, (found, expected)) in found.iter().zip(&turn.outputs).enumerate() {
-            compare((graph, histories), found, expected)
+        let outputs = launch_job(&job, command, |job| job).map_err(|e| format!("run {k}: {e}"))?.outputs;
+        for (rank, (actual, expected)) in outputs.iter().zip(&turn.outputs).enumerate() {
+            compare((graph, histories), actual, expected)
                 .map_err(|e| format!("run {k} {:?}, rank {rank}: {e}", turn.bindings))?;
         }
     }
@@ -493,12 +493,12 @@ fn one_rank(
     let mut memory = LentMemory::default();
     let mut session = HostSession::open(plan, group, &CustomKernelRegistry::new(), config, vec![])
         .map_err(|e| e.to_string())?;
-    let told = HostSession::memory_budget(plan, group.rank(), &CustomKernelRegistry::new(), config)
+    let budget = HostSession::memory_budget(plan, group.rank(), &CustomKernelRegistry::new(), config)
         .map_err(|e| e.to_string())?;
     for (k, turn) in turns.iter().enumerate() {
         one_turn(&mut session, (graph, histories), (k, turn), group.rank() as usize, &mut memory)?;
         let fail = |e: &dyn std::fmt::Display| format!("run {k} {:?}: {e}", turn.bindings);
-        within(told, session.memory_usage()).map_err(|e| fail(&e))?;
+        within(budget, session.memory_usage()).map_err(|e| fail(&e))?;
     }
     drop(session);
     drop(memory);
@@ -545,12 +545,12 @@ fn one_turn(
         0 => session.run().map_err(|e| fail(&e))?,
         _ => session.enqueue(None).and_then(|()| session.wait(LIMIT)).map_err(|e| fail(&e))?,
     }
-    let found: Result<Vec<Tensor>, String> = turn.outputs[rank]
+    let tensors: Result<Vec<Tensor>, String> = turn.outputs[rank]
         .iter()
         .zip(&*outputs)
         .map(|(t, block)| Tensor::new(t.dtype(), t.shape(), block.bytes()).ok_or("no tensor".to_string()))
         .collect();
-    compare((graph, histories), &found?, &turn.outputs[rank]).map_err(|e| fail(&e))?;
+    compare((graph, histories), &tensors?, &turn.outputs[rank]).map_err(|e| fail(&e))?;
     replaced((graph, histories), turn, rank, inputs).map_err(|e| fail(&e))
 }
 
@@ -572,8 +572,8 @@ fn replaced(
 ) -> Result<(), String> {
     for ((output, expected), history) in graph.outputs.iter().zip(&turn.outputs[rank]).zip(histories) {
         if let OutputKind::Mutates(input) = output.kind {
-            let found = Tensor::new(expected.dtype(), expected.shape(), inputs[input.index()].bytes());
-            compare_near(&found.ok_or("no tensor")?, expected, history)
+            let actual = Tensor::new(expected.dtype(), expected.shape(), inputs[input.index()].bytes());
+            compare_near(&actual.ok_or("no tensor")?, expected, history)
                 .map_err(|e| format!("input {} after the run: {e}", InputId::new(input.index())))?;
         }
     }

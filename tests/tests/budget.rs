@@ -21,10 +21,10 @@ fn shared() -> BTreeMap<u64, usize> {
     for line in maps.lines().filter(|line| line.contains("memfd:symmc")) {
         let mut words = line.split_whitespace();
         let (start, end) = words.next().and_then(|range| range.split_once('-')).expect("a range");
-        let at = |text| usize::from_str_radix(text, 16).expect("an address");
+        let address = |text| usize::from_str_radix(text, 16).expect("an address");
         let node = words.nth(3).and_then(|node| node.parse().ok()).expect("an inode");
         let bytes = segments.entry(node).or_default();
-        *bytes = (*bytes).max(at(end) - at(start));
+        *bytes = (*bytes).max(address(end) - address(start));
     }
     segments
 }
@@ -39,7 +39,7 @@ fn told_and_taken(
     let before = shared();
     let config = SessionConfig::default().with_timeout(Duration::from_secs(20)).with_symmetric_bytes(5000);
     let of_rank = |group: Group| {
-        let told = Session::budget(plan, group.rank(), &config).expect("it is told");
+        let budget = Session::budget(plan, group.rank(), &config).expect("it is told");
         let mut session = Session::open(plan, &group, &config).expect("a session");
         let opened = session.memory_usage();
         together.wait();
@@ -68,21 +68,24 @@ fn told_and_taken(
         if work.is_some() {
             session.run().expect("a run");
         }
-        let taken = session.memory_usage();
+        let used = session.memory_usage();
         session.close().expect("all went well");
-        (told, opened, taken, mapped)
+        (budget, opened, used, mapped)
     };
-    let found: Vec<_> = thread::scope(|scope| {
+    let usages: Vec<_> = thread::scope(|scope| {
         let ranks = Group::threads(plan.ranks).into_iter().map(|group| scope.spawn(|| of_rank(group)));
         let ranks: Vec<_> = ranks.collect();
         ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
     });
     // Every segment is rounded up to whole pages: the arenas, and two that the ranks have together.
-    let told: usize = found.iter().map(|(told, ..)| told.symmetric + told.flags).sum();
-    let mapped: usize = found[0].3;
-    let rounding = 4096 * (found.len() + 2) + found.len();
-    assert!(mapped <= told + rounding && told <= mapped + rounding, "told {told}, mapped {mapped}");
-    found.into_iter().map(|(told, opened, taken, _)| (told, opened, taken)).collect()
+    let budgeted: usize = usages.iter().map(|(told, ..)| told.symmetric + told.flags).sum();
+    let mapped: usize = usages[0].3;
+    let rounding = 4096 * (usages.len() + 2) + usages.len();
+    assert!(
+        mapped <= budgeted + rounding && budgeted <= mapped + rounding,
+        "told {budgeted}, mapped {mapped}"
+    );
+    usages.into_iter().map(|(told, opened, taken, _)| (told, opened, taken)).collect()
 }
 
 fn expect_within(context: &str, found: Vec<(MemoryUsage, MemoryUsage, MemoryUsage)>, at_most: bool) {
@@ -93,8 +96,8 @@ fn expect_within(context: &str, found: Vec<(MemoryUsage, MemoryUsage, MemoryUsag
         assert_eq!(always(told), always(taken), "{context}");
         assert!(taken.scratch <= told.scratch && taken.ports <= told.ports, "{context}: {told:?}, {taken:?}");
         assert!(!at_most || taken.ports == told.ports, "{context}: {told:?}, {taken:?}");
-        let parts = [taken.ordinary, taken.symmetric, taken.flags, taken.scratch, taken.ports];
-        assert_eq!(taken.total_bytes(), parts.iter().sum::<usize>());
+        let purposes = [taken.ordinary, taken.symmetric, taken.flags, taken.scratch, taken.ports];
+        assert_eq!(taken.total_bytes(), purposes.iter().sum::<usize>());
     }
 }
 
@@ -118,13 +121,13 @@ fn sessions_take_what_was_told_before() {
                 symmc::compile(&program, &CompileConfig::default().with_bind(bind.clone())).expect("a plan");
             let symbols = plan.source_program().symbols.iter();
             let recorded = symbols.map(|(id, s)| (s.name.clone(), work.bindings.get(id).expect("a value")));
-            let found = told_and_taken(&plan, &recorded.collect::<Vec<_>>(), Some(&work));
-            used += found.iter().map(|(_, _, taken)| taken.scratch).sum::<usize>();
-            expect_within(&format!("{stem}, {bind:?}, as recorded"), found, false);
-            let found = told_and_taken(&plan, &range_ends(&plan, |s| s.min), None);
-            expect_within(&format!("{stem}, {bind:?}, smallest"), found, false);
-            let found = told_and_taken(&plan, &range_ends(&plan, |s| s.max), None);
-            expect_within(&format!("{stem}, {bind:?}, largest"), found, true);
+            let usages = told_and_taken(&plan, &recorded.collect::<Vec<_>>(), Some(&work));
+            used += usages.iter().map(|(_, _, taken)| taken.scratch).sum::<usize>();
+            expect_within(&format!("{stem}, {bind:?}, as recorded"), usages, false);
+            let usages = told_and_taken(&plan, &range_ends(&plan, |s| s.min), None);
+            expect_within(&format!("{stem}, {bind:?}, smallest"), usages, false);
+            let usages = told_and_taken(&plan, &range_ends(&plan, |s| s.max), None);
+            expect_within(&format!("{stem}, {bind:?}, largest"), usages, true);
         }
     }
     assert!(used > 0, "kernels of some program need memory");

@@ -44,13 +44,13 @@ fn run_ranks(port: u16, tasks: [&str; 2]) -> ([String; 2], Duration) {
     let started = Instant::now();
     let mut ranks = start(port, tasks);
     let waited: Vec<Option<Child>> = ranks.0.drain(..).map(Some).collect();
-    let mut kept = ProcessGuard(Vec::new());
+    let mut guard = ProcessGuard(Vec::new());
     let mut texts = [String::new(), String::new()];
     for ((child, task), text) in waited.into_iter().zip(tasks).zip(&mut texts) {
         let child = child.expect("a process");
         // A process that stops itself ends when it is killed.
         match task {
-            "stop" => kept.0.push(child),
+            "stop" => guard.0.push(child),
             _ => *text = printed(child),
         }
     }

@@ -97,9 +97,9 @@ pub unsafe extern "C" fn symmc_buffer_read(
 ) -> symmc_status {
     guard(|| {
         // SAFETY: the caller ensures it.
-        let found = unsafe { borrow_handle(buffer, "buffer") }?.0.read(at, bytes)?;
+        let contents = unsafe { borrow_handle(buffer, "buffer") }?.0.read(at, bytes)?;
         // SAFETY: the caller ensures it.
-        unsafe { write_bytes(data, bytes, &found, "the buffer") }
+        unsafe { write_bytes(data, bytes, &contents, "the buffer") }
     })
 }
 

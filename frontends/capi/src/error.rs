@@ -433,15 +433,15 @@ pub(crate) unsafe fn create_handles<T, H: IntoIterator<Item = T>>(
 ) -> symmc_status {
     let pointer = expect_result_pointer(out);
     if pointer.is_ok() {
-        for place in 0..count {
+        for index in 0..count {
             // SAFETY: the caller ensures it.
-            unsafe { out.add(place).write(std::ptr::null_mut()) };
+            unsafe { out.add(index).write(std::ptr::null_mut()) };
         }
     }
     guard(|| {
-        for (place, handle) in create(pointer)?.into_iter().enumerate().take(count) {
+        for (index, handle) in create(pointer)?.into_iter().enumerate().take(count) {
             // SAFETY: the pointer was checked, and the caller ensures that the array has the place.
-            unsafe { out.add(place).write(Box::into_raw(Box::new(handle))) };
+            unsafe { out.add(index).write(Box::into_raw(Box::new(handle))) };
         }
         Ok(())
     })

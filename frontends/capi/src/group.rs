@@ -90,12 +90,12 @@ impl Bootstrap for CallerBootstrap {
         if bytes == 0 {
             return Err("expected at least one byte to gather".into());
         }
-        let all = bytes.checked_mul(self.ranks as usize).filter(|&all| all <= isize::MAX as usize);
-        let mut all = vec![0u8; all.ok_or("there are too many ranks")?];
+        let size = bytes.checked_mul(self.ranks as usize).filter(|&size| size <= isize::MAX as usize);
+        let mut gathered = vec![0u8; size.ok_or("there are too many ranks")?];
         let mine = mine.as_ptr().cast::<c_void>();
-        // SAFETY: the caller of `symmc_group_bootstrap` ensures it; `all` has room for all ranks.
-        match unsafe { (self.call)(self.context, mine, bytes, all.as_mut_ptr().cast()) } {
-            0 => Ok(all.chunks_exact(bytes).map(<[u8]>::to_vec).collect()),
+        // SAFETY: the caller of `symmc_group_bootstrap` ensures it; `gathered` has room for all ranks.
+        match unsafe { (self.call)(self.context, mine, bytes, gathered.as_mut_ptr().cast()) } {
+            0 => Ok(gathered.chunks_exact(bytes).map(<[u8]>::to_vec).collect()),
             code => Err(format!("all_gather returned {code}")),
         }
     }

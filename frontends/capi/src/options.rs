@@ -99,8 +99,8 @@ unsafe fn on_gpu(config: SessionConfig, options: &GpuOptions) -> Result<SessionC
     if options.products == SYMMC_PRODUCTS_HEURISTIC {
         gpu = gpu.with_products(symmc::AlgorithmSelection::Heuristic);
     }
-    if let Some(kept) = options.kept {
-        gpu = gpu.with_cached_recordings(kept);
+    if let Some(count) = options.kept {
+        gpu = gpu.with_cached_recordings(count);
     }
     Ok(config.with_gpu(gpu))
 }

@@ -48,8 +48,9 @@ fn plan_report(plan: &CheckedPlan) -> String {
     for bucket in &plan.buckets {
         lines.push(bucket.describe_range());
         for decision in &bucket.decisions {
-            let chosen = decision.alternatives.iter().find(|way| way.name == decision.chosen);
-            let estimate = chosen.map_or_else(String::new, |way| format!(", estimated {:.1} us", way.us));
+            let chosen = decision.alternatives.iter().find(|alternative| alternative.name == decision.chosen);
+            let estimate = chosen
+                .map_or_else(String::new, |alternative| format!(", estimated {:.1} us", alternative.us));
             let (collective, bytes) = (&decision.collective, decision.bytes);
             lines.push(format!("  %{collective} of {bytes} bytes runs as {}{estimate}", decision.chosen));
         }
@@ -250,8 +251,8 @@ pub unsafe extern "C" fn symmc_plan_compare(plan: *const symmc_plan, require_com
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_comparison(plan: *const symmc_plan) -> *const c_char {
     // SAFETY: the caller ensures it.
-    let found = unsafe { plan.as_ref() }.and_then(|plan| plan.comparison.get());
-    found.map_or(std::ptr::null(), |(_, text)| text.as_ptr())
+    let comparison = unsafe { plan.as_ref() }.and_then(|plan| plan.comparison.get());
+    comparison.map_or(std::ptr::null(), |(_, text)| text.as_ptr())
 }
 
 /// Frees a plan. NULL is ignored.

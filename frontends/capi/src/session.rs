@@ -54,8 +54,8 @@ impl OpenSession {
         if self.described.is_none() {
             let arguments = self.session.inputs()?;
             let parameters = self.session.parameters()?;
-            let all = arguments.into_iter().chain(parameters).chain(self.session.outputs()?);
-            self.described = Some(all.map(DescribedValue::from_value).collect::<Result<_, _>>()?);
+            let values = arguments.into_iter().chain(parameters).chain(self.session.outputs()?);
+            self.described = Some(values.map(DescribedValue::from_value).collect::<Result<_, _>>()?);
         }
         Ok(self.described.as_deref().unwrap_or_default())
     }
@@ -197,8 +197,8 @@ pub unsafe extern "C" fn symmc_session_set(
         // SAFETY: the caller ensures it.
         let name = |name: &*const c_char| unsafe { read_text(*name, "the name of a symbol") };
         let names = names.iter().map(name).collect::<Result<Vec<_>, _>>()?;
-        let all: Vec<(&str, i64)> = names.into_iter().zip(values.iter().copied()).collect();
-        session.session.set_all(&all)?;
+        let sizes: Vec<(&str, i64)> = names.into_iter().zip(values.iter().copied()).collect();
+        session.session.set_all(&sizes)?;
         session.described = None;
         Ok(())
     };
@@ -213,14 +213,14 @@ pub unsafe extern "C" fn symmc_session_count(
     kind: i32,
     count: *mut usize,
 ) -> symmc_status {
-    let of = |session: &mut OpenSession| {
-        let found = session.described_values()?.iter().filter(|value| value.kind == kind).count();
+    let count_values = |session: &mut OpenSession| {
+        let total = session.described_values()?.iter().filter(|value| value.kind == kind).count();
         expect_kind(kind)?;
         // SAFETY: the caller ensures it.
-        unsafe { write_result(count, found) }
+        unsafe { write_result(count, total) }
     };
     // SAFETY: the caller ensures it.
-    unsafe { with_session(session, of) }
+    unsafe { with_session(session, count_values) }
 }
 
 /// The value of a kind with this index, counted from 0. Arguments and outputs have the order of the program. Constants are among
@@ -232,16 +232,16 @@ pub unsafe extern "C" fn symmc_session_value(
     index: usize,
     value: *mut symmc_value,
 ) -> symmc_status {
-    let of = |session: &mut OpenSession| {
+    let read_value = |session: &mut OpenSession| {
         expect_kind(kind)?;
-        let mut all = session.described_values()?.iter().filter(|value| value.kind == kind);
+        let mut values = session.described_values()?.iter().filter(|value| value.kind == kind);
         let none = || input_error(format!("there is no value {index} of kind {kind}"));
-        let found = all.nth(index).ok_or_else(none)?.to_c_value();
+        let described = values.nth(index).ok_or_else(none)?.to_c_value();
         // SAFETY: the caller ensures it.
-        unsafe { write_result(value, found) }
+        unsafe { write_result(value, described) }
     };
     // SAFETY: the caller ensures it.
-    unsafe { with_session(session, of) }
+    unsafe { with_session(session, read_value) }
 }
 
 fn expect_kind(kind: i32) -> Result<(), Error> {
@@ -261,19 +261,19 @@ pub unsafe extern "C" fn symmc_session_address(
     name: *const c_char,
     memory: *mut symmc_memory,
 ) -> symmc_status {
-    let of = |session: &mut OpenSession| {
+    let read_address = |session: &mut OpenSession| {
         // SAFETY: the caller ensures it.
-        let found = session.session.address(unsafe { read_text(name, "the name") }?)?;
-        let found = symmc_memory {
-            data: found.as_ptr().cast(),
-            bytes: found.bytes,
-            place: storage_code(found.storage),
+        let address = session.session.address(unsafe { read_text(name, "the name") }?)?;
+        let described = symmc_memory {
+            data: address.as_ptr().cast(),
+            bytes: address.bytes,
+            place: storage_code(address.storage),
         };
         // SAFETY: the caller ensures it.
-        unsafe { write_result(memory, found) }
+        unsafe { write_result(memory, described) }
     };
     // SAFETY: the caller ensures it.
-    unsafe { with_session(session, of) }
+    unsafe { with_session(session, read_address) }
 }
 
 /// Makes the next runs read an input from memory of the caller, or write an output there, in place. There is one case of a copy:
@@ -419,8 +419,10 @@ pub unsafe extern "C" fn symmc_session_recordings(
     evicted: *mut u64,
 ) -> symmc_status {
     let read = |session: &mut OpenSession| {
-        let found = session.session.recordings();
-        for (to, number) in [(made, found.created), (moved, found.retargeted), (evicted, found.evicted)] {
+        let recordings = session.session.recordings();
+        for (to, number) in
+            [(made, recordings.created), (moved, recordings.retargeted), (evicted, recordings.evicted)]
+        {
             if !to.is_null() {
                 // SAFETY: the caller ensures it.
                 unsafe { write_result(to, number) }?;

@@ -102,13 +102,13 @@ fn comment(attributes: &[Attribute], indent: &str) -> String {
 fn spell_type(ty: &Type) -> String {
     match ty {
         Type::Ptr(pointer) => {
-            let to = spell_type(&pointer.elem);
+            let pointee = spell_type(&pointer.elem);
             let constant = matches!(pointer.mutability, PointerMutability::Const(_));
             match (matches!(*pointer.elem, Type::Ptr(_)), constant) {
-                (true, true) => format!("{to}const *"),
-                (true, false) => format!("{to}*"),
-                (false, true) => format!("const {to} *"),
-                (false, false) => format!("{to} *"),
+                (true, true) => format!("{pointee}const *"),
+                (true, false) => format!("{pointee}*"),
+                (false, true) => format!("const {pointee} *"),
+                (false, false) => format!("{pointee} *"),
             }
         }
         Type::Path(path) => match path.path.segments.last().expect("a name").ident.to_string().as_str() {
@@ -141,8 +141,8 @@ fn declare_function(output: &ReturnType, name: &str) -> String {
 
 /// A function with its parameters, in lines of at most 120 characters.
 fn signature(head: &str, parameters: &[String]) -> String {
-    let all = if parameters.is_empty() { "void".into() } else { parameters.join(", ") };
-    let line = format!("{head}({all});");
+    let list = if parameters.is_empty() { "void".into() } else { parameters.join(", ") };
+    let line = format!("{head}({list});");
     if line.len() <= 120 { line } else { format!("{head}(\n    {});", parameters.join(",\n    ")) }
 }
 
@@ -226,7 +226,7 @@ fn header() -> String {
     let files = items();
     let mut out = format!("{HEADER_OPENING}\n{}", handles(&files));
     for (title, items) in &files {
-        let mut part = String::new();
+        let mut declarations = String::new();
         let mut constants = String::new();
         for item in items {
             match item {
@@ -235,16 +235,16 @@ fn header() -> String {
                     let value = constant.expr.to_token_stream();
                     let _ = writeln!(constants, "#define {} {value}", constant.ident);
                 }
-                Item::Type(alias) if is_public(&alias.vis) => of_alias(alias, &mut part),
-                Item::Struct(item) if is_public(&item.vis) => of_struct(item, &mut part),
-                Item::Fn(function) if is_exported(function) => of_function(function, &mut part),
+                Item::Type(alias) if is_public(&alias.vis) => of_alias(alias, &mut declarations),
+                Item::Struct(item) if is_public(&item.vis) => of_struct(item, &mut declarations),
+                Item::Fn(function) if is_exported(function) => of_function(function, &mut declarations),
                 _ => {}
             }
         }
         if !constants.is_empty() {
             constants.push('\n');
         }
-        let _ = write!(out, "/* ---- {title} ---- */\n\n{constants}{part}");
+        let _ = write!(out, "/* ---- {title} ---- */\n\n{constants}{declarations}");
     }
     out.trim_end().to_string() + "\n" + HEADER_CLOSING
 }
@@ -252,17 +252,17 @@ fn header() -> String {
 #[test]
 fn the_header_is_that_of_the_sources() {
     let path = folder().join("include/symmc.h");
-    let made = header();
+    let generated = header();
     if std::env::var_os("UPDATE_EXPECT").is_some() {
-        return std::fs::write(&path, made).expect("written");
+        return std::fs::write(&path, generated).expect("written");
     }
-    let found = std::fs::read_to_string(&path).expect("the header");
-    assert!(found == made, "{} does not fit the sources: UPDATE_EXPECT=1 writes it", path.display());
+    let actual = std::fs::read_to_string(&path).expect("the header");
+    assert!(actual == generated, "{} does not fit the sources: UPDATE_EXPECT=1 writes it", path.display());
 }
 
 #[test]
 fn every_function_is_exported_and_keeps_panics_in() {
-    let mut seen = 0;
+    let mut count = 0;
     for function in items().into_iter().flat_map(|(_, items)| items) {
         let Item::Fn(function) = function else { continue };
         let name = function.sig.ident.to_string();
@@ -270,7 +270,7 @@ fn every_function_is_exported_and_keeps_panics_in() {
             assert!(!name.starts_with("symmc_"), "{name} is not a C function");
             continue;
         }
-        seen += 1;
+        count += 1;
         assert!(is_exported(&function) && is_public(&function.vis), "{name} is not exported");
         assert!(name.starts_with("symmc_"), "{name} has no prefix");
         let body = function.block.to_token_stream().to_string();
@@ -291,7 +291,7 @@ fn every_function_is_exported_and_keeps_panics_in() {
         let calls = body.matches('(').count();
         assert!(guarded || (reads && calls <= 8), "{name} may let a panic out: {body}");
     }
-    assert!(seen > 40, "{seen}");
+    assert!(count > 40, "{count}");
 }
 
 /// Every name of the C interface in the documentation exists in the header.

@@ -51,11 +51,12 @@ fn library(extension: &str) -> PathBuf {
 
 /// Whether a compiler is installed. Without one the test is skipped.
 fn has_compiler(compiler: &str) -> bool {
-    let found = Command::new(compiler).arg("--version").output().is_ok_and(|output| output.status.success());
-    if !found {
+    let is_installed =
+        Command::new(compiler).arg("--version").output().is_ok_and(|output| output.status.success());
+    if !is_installed {
         symmc_cases::skip_test_outside_ci(compiler);
     }
-    found
+    is_installed
 }
 
 fn text(output: &Output) -> String {
@@ -275,8 +276,8 @@ fn processes_of_a_launcher_find_each_other() {
     };
     let ranks = ["0", "1"].map(start).map(|rank| rank.wait_with_output().expect("it ends"));
     assert!(ranks.iter().all(|rank| rank.status.success()), "{:?}", ranks.each_ref().map(text));
-    let said = ranks.map(|rank| rank.stdout.ends_with(b"2 processes agree\n"));
-    assert_eq!(said, [true, false]);
+    let agreed = ranks.map(|rank| rank.stdout.ends_with(b"2 processes agree\n"));
+    assert_eq!(agreed, [true, false]);
 }
 
 #[test]
@@ -319,19 +320,19 @@ fn the_libraries_have_every_function_of_the_header() {
         .filter_map(|line| line.split_once('(')?.0.rsplit(|c| !is_name(c)).next())
         .collect();
     assert!(names.len() > 40, "{names:?}");
-    let all: String = names.iter().map(|name| format!("    (function){name},\n")).collect();
+    let entries: String = names.iter().map(|name| format!("    (function){name},\n")).collect();
     let program = format!(
-        "#include <stdio.h>\n#include \"symmc.h\"\ntypedef void (*function)(void);\nstatic function const all[] = {{\n{all}}};\n\
+        "#include <stdio.h>\n#include \"symmc.h\"\ntypedef void (*function)(void);\nstatic function const all[] = {{\n{entries}}};\n\
          int main(void) {{\n    for (size_t i = 0; i < sizeof all / sizeof *all; i++)\n        if (!all[i]) return 1;\n    \
          printf(\"%s\\n\", symmc_version());\n    return symmc_abi_version() != SYMMC_ABI_VERSION;\n}}\n"
     );
     let folder = tempfile::tempdir().expect("a folder");
     let source = folder.path().join("all.c");
     std::fs::write(&source, program).expect("written");
-    for way in [C, STATIC].into_iter().filter(|way| has_compiler(way.compiler)) {
-        let way = CompilerConfig { flags: &["-std=c11", "-Wno-cast-function-type"], ..way };
+    for config in [C, STATIC].into_iter().filter(|config| has_compiler(config.compiler)) {
+        let config = CompilerConfig { flags: &["-std=c11", "-Wno-cast-function-type"], ..config };
         assert_eq!(
-            run_program(&compile_program(&source, way, folder.path()), &[]),
+            run_program(&compile_program(&source, config, folder.path()), &[]),
             format!("{}\n", env!("CARGO_PKG_VERSION"))
         );
     }
@@ -340,10 +341,10 @@ fn the_libraries_have_every_function_of_the_header() {
 /// All files and links in a folder.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
-    let mut all: Vec<PathBuf> =
+    let mut paths: Vec<PathBuf> =
         entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect();
-    all.sort();
-    all
+    paths.sort();
+    paths
 }
 
 /// The output of `install.sh` with these arguments.
@@ -362,13 +363,14 @@ fn installed_library_builds_and_runs_through_pkg_config() {
     let libraries = archive.parent().expect("a folder");
     let output = install(&[&prefix, libraries], "");
     assert!(output.status.success(), "{}", text(&output));
-    let mut said: Vec<PathBuf> = String::from_utf8_lossy(&output.stdout).lines().map(PathBuf::from).collect();
-    said.sort();
-    assert_eq!(said, files(&prefix), "what is said is what is there");
-    let found =
+    let mut installed: Vec<PathBuf> =
+        String::from_utf8_lossy(&output.stdout).lines().map(PathBuf::from).collect();
+    installed.sort();
+    assert_eq!(installed, files(&prefix), "what is said is what is there");
+    let pkg_config =
         std::fs::read_to_string(prefix.join("lib/pkgconfig/symmc.pc")).expect("the file of pkg-config");
     for line in [format!("prefix={}", prefix.display()), format!("Version: {}", env!("CARGO_PKG_VERSION"))] {
-        assert!(found.lines().any(|other| other == line), "{line}: {found}");
+        assert!(pkg_config.lines().any(|other| other == line), "{line}: {pkg_config}");
     }
 
     let flags = |more: &str| {
@@ -422,8 +424,8 @@ fn install_honours_destdir_and_rejects_invalid_folders() {
     let output = install(&[Path::new("/opt/an & engine"), libraries], destination);
     assert!(output.status.success(), "{}", text(&output));
     let file = folder.path().join("opt/an & engine/lib/pkgconfig/symmc.pc");
-    let found = std::fs::read_to_string(file).expect("the file of pkg-config");
-    assert!(found.starts_with("prefix=/opt/an\\ &\\ engine\n"), "{found}");
+    let pkg_config = std::fs::read_to_string(file).expect("the file of pkg-config");
+    assert!(pkg_config.starts_with("prefix=/opt/an\\ &\\ engine\n"), "{pkg_config}");
     for (prefix, libraries, error) in
         [("prefix", libraries, "an absolute folder"), ("/nowhere", Path::new("/no"), "no libsymmc.a")]
     {

@@ -118,7 +118,8 @@ impl Args {
             let text = format!("{}{}", env!("CARGO_PKG_VERSION"), gpu::libraries());
             command = command.long_version(&*text.leak());
         }
-        let parsed = command.try_get_matches_from(arguments).and_then(|found| Args::from_arg_matches(&found));
+        let parsed =
+            command.try_get_matches_from(arguments).and_then(|matches| Args::from_arg_matches(&matches));
         parsed.map_err(|error| {
             if error.use_stderr() {
                 messages::usage_error(&error);

@@ -75,16 +75,16 @@ fn print_text_ops(filter: Option<&str>) -> Result<ExitCode> {
     print_text(&match filter {
         None => text::reference(),
         Some(filter) => {
-            let found: Vec<String> = text::forms::forms()
+            let names: Vec<String> = text::forms::forms()
                 .filter(|f| f.name.contains(&filter.to_lowercase()))
                 .map(ToString::to_string)
                 .collect();
-            if found.is_empty() {
+            if names.is_empty() {
                 bail!(
                     "no op of the text form has a name that contains {filter}; `symmc ops --symm` lists all ops"
                 );
             }
-            found.join("\n")
+            names.join("\n")
         }
     })?;
     Ok(ExitCode::SUCCESS)
@@ -103,8 +103,8 @@ fn print_ops(args: &OpsArgs) -> Result<ExitCode> {
     let filter = args.filter.as_deref().map(str::to_lowercase);
     let matches_filter = |name: &str| filter.as_ref().is_none_or(|f| name.to_lowercase().contains(f));
     let mut text = String::new();
-    for (frontend, all) in frontends {
-        let rows: Vec<Vec<String>> = all
+    for (frontend, operators) in frontends {
+        let rows: Vec<Vec<String>> = operators
             .iter()
             .filter(|(name, _)| matches_filter(name))
             .map(|(name, becomes)| vec![name.to_string(), becomes.to_string()])
@@ -120,8 +120,8 @@ fn print_ops(args: &OpsArgs) -> Result<ExitCode> {
     if text.is_empty()
         && let Some(filter) = &args.filter
     {
-        let all: usize = frontends.iter().map(|(_, all)| all.len()).sum();
-        bail!("no operator has a name that contains {filter}; `symmc ops` lists all {all}");
+        let total: usize = frontends.iter().map(|(_, operators)| operators.len()).sum();
+        bail!("no operator has a name that contains {filter}; `symmc ops` lists all {total}");
     }
     print_text(&format!(
         "{text}Other operators are imported as opaque: they can be planned, but not run.\n"

@@ -30,8 +30,8 @@ fn inner_values(
 ) -> Vec<(ValueId, u64)> {
     let graph = planned.graph;
     let size = |v: ValueId| graph.ty(v).bytes().eval(sizes).and_then(|n| u64::try_from(n).ok());
-    let all = dispatch.nodes().flat_map(|n| &graph.nodes[n].outputs);
-    all.filter(|v| planned.program.is_dispatch_internal(**v)).map(|&v| (v, size(v).unwrap_or(0))).collect()
+    let values = dispatch.nodes().flat_map(|n| &graph.nodes[n].outputs);
+    values.filter(|v| planned.program.is_dispatch_internal(**v)).map(|&v| (v, size(v).unwrap_or(0))).collect()
 }
 
 /// A line on the steps of a bucket that run several nodes. Empty if there are none.
@@ -64,10 +64,10 @@ pub fn dispatch_text(planned: &PlannedBucket<'_>, node: NodeId, machine: &str) -
         let names: Vec<String> = nodes.iter().map(|&n| format!("%{}", planned.graph.node_name(n))).collect();
         names.join(", ")
     };
-    let all = step_nodes(planned, dispatch);
-    let _ = writeln!(out, "  one step with others: {}", names(&all));
+    let nodes = step_nodes(planned, dispatch);
+    let _ = writeln!(out, "  one step with others: {}", names(&nodes));
     let _ = writeln!(out, "    {machine} has one kernel for them: a dispatch of the form {}", dispatch.form);
-    let kernels = format_count(all.len().saturating_sub(1) as u64, "kernel");
+    let kernels = format_count(nodes.len().saturating_sub(1) as u64, "kernel");
     let inner = inner_values(planned, dispatch, &largest_sizes(planned));
     let stored: Vec<String> = inner
         .iter()
@@ -75,7 +75,7 @@ pub fn dispatch_text(planned: &PlannedBucket<'_>, node: NodeId, machine: &str) -
         .collect();
     let stored = match stored.as_slice() {
         [] => String::new(),
-        all => format!(", and storing and reading {}", all.join(", ")),
+        names => format!(", and storing and reading {}", names.join(", ")),
     };
     let _ = writeln!(out, "    saves {kernels}{stored}");
     out

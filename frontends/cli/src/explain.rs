@@ -24,29 +24,29 @@ use crate::units::{format_bytes, format_micros};
 pub fn explain(plan: &CheckedPlan, value: &str) -> Result<String> {
     let name = resolve_name(plan, value);
     let mut out = String::new();
-    let mut known = 0;
+    let mut bucket_count = 0;
     for bucket in &plan.buckets {
         let planned = PlannedBucket::new(plan, bucket)?;
         let Some(id) = planned.graph.values.iter().find(|(_, v)| v.name == name).map(|(id, _)| id) else {
             continue;
         };
-        known += 1;
+        bucket_count += 1;
         if plan.buckets.len() > 1 {
             writeln!(out, "{}:", bucket.describe_range())?;
         }
         out.push_str(&explain_value(plan, bucket, &planned, id)?);
     }
     let is_replaced = plan.replacements.iter().any(|r| r.collective == name);
-    if known == 0 && !is_replaced {
+    if bucket_count == 0 && !is_replaced {
         return explain_unknown(plan, name);
     }
     // If passes replaced the collective by one of a part, that one keeps the name, and all buckets have the value.
     let in_part = plan.replacements.iter().any(|r| r.collective == name && r.by[..] == [name.to_string()]);
-    if is_replaced && (known < plan.buckets.len() || in_part) {
-        if known > 0 && !in_part {
+    if is_replaced && (bucket_count < plan.buckets.len() || in_part) {
+        if bucket_count > 0 && !in_part {
             writeln!(out, "other buckets:")?;
         }
-        explain_replacements(plan, name, &mut out, usize::from(known > 0), &mut HashSet::new());
+        explain_replacements(plan, name, &mut out, usize::from(bucket_count > 0), &mut HashSet::new());
     }
     Ok(out)
 }
@@ -87,9 +87,9 @@ fn explain_value(plan: &Plan, bucket: &Bucket, planned: &PlannedBucket<'_>, id: 
     if planned.program.is_dispatch_internal(base) {
         writeln!(out, "  has no memory: only its own step uses it")?;
     }
-    if let Some(place) = planned.placement(id) {
-        out.push_str(&placement_text(plan, bucket, place));
-        out.push_str(&lifetime::lifetime_text(planned, base, place));
+    if let Some(placement) = planned.placement(id) {
+        out.push_str(&placement_text(plan, bucket, placement));
+        out.push_str(&lifetime::lifetime_text(planned, base, placement));
     }
     for decision in bucket.decisions.iter().filter(|d| concerns(d, graph.value_name(id))) {
         out.push_str(&decision_text(planned, decision));

@@ -11,15 +11,15 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
 /// The message of an error, after the contexts that were added to it. The text of a [`symmc::Error`] contains those of its
 /// sources, so they are not repeated.
 pub fn error_message(error: &anyhow::Error) -> String {
-    let mut parts = Vec::new();
+    let mut messages = Vec::new();
     for cause in error.chain() {
         if let Some(error) = cause.downcast_ref::<symmc::Error>() {
-            parts.push(format!("{error}{}{}", error.group_hint(&OPTIONS), dim_hint(error)));
+            messages.push(format!("{error}{}{}", error.group_hint(&OPTIONS), dim_hint(error)));
             break;
         }
-        parts.push(cause.to_string());
+        messages.push(cause.to_string());
     }
-    parts.join(": ")
+    messages.join(": ")
 }
 
 /// A hint at the option that gives symbols a range, for errors that are about the ranges of symbols; else empty.

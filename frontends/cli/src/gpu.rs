@@ -47,7 +47,7 @@ mod with_cuda {
         let window = CollectiveVariant::NcclWindow.name();
         let [first, fixed] = nccl::PDL_WITHOUT_WAIT;
         let mut decisions = plan.buckets.iter().flat_map(|b| &b.decisions);
-        if !decisions.any(|d| d.chosen.split(" + ").any(|part| part == window)) {
+        if !decisions.any(|d| d.chosen.split(" + ").any(|choice| choice == window)) {
             return String::new();
         }
         format!(

@@ -65,9 +65,9 @@ pub fn render_plan_with_times(plan: &CheckedPlan, times: Option<&report::Estimat
         }
         out.push_str(&step_table(bucket, &planned));
     }
-    let rest = report::common_lines(plan);
-    if !rest.is_empty() {
-        writeln!(out, "<pre>{}</pre>", escape_html(&rest))?;
+    let common_lines = report::common_lines(plan);
+    if !common_lines.is_empty() {
+        writeln!(out, "<pre>{}</pre>", escape_html(&common_lines))?;
     }
     out.push_str("</body></html>\n");
     Ok(out)
@@ -174,8 +174,8 @@ fn arena_drawing(bucket: &Bucket, arena: ArenaKind, peak: u64) -> String {
 
 fn values_by_buffer(bucket: &Bucket) -> HashMap<usize, Vec<&str>> {
     let mut out: HashMap<usize, Vec<&str>> = HashMap::new();
-    for (name, place) in &bucket.places {
-        if let MemoryRef::Buffer(index) = place.memory {
+    for (name, placement) in &bucket.places {
+        if let MemoryRef::Buffer(index) = placement.memory {
             out.entry(index).or_default().push(name);
         }
     }

@@ -54,9 +54,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, self_command: &SelfCom
         Ok(Ok(code)) => code,
         Ok(Err(panic)) => std::panic::resume_unwind(panic),
         Err(error) => {
-            let least = SUFFICIENT_STACK >> 10;
+            let min_kib = SUFFICIENT_STACK >> 10;
             messages::error(&format!(
-                "the stack is limited to less than {least} KiB (ulimit -s), and no thread with a larger one can start: \
+                "the stack is limited to less than {min_kib} KiB (ulimit -s), and no thread with a larger one can start: \
                  {error}"
             ));
             ExitCode::from(2)

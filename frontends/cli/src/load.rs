@@ -121,9 +121,9 @@ pub fn gpu_config(args: &CompileArgs, ranks: u32, gpus: &[u32]) -> Result<Compil
 /// The profile of a machine, by its name or its file.
 pub fn machine_profile(name: &str) -> Result<MachineProfile> {
     if MachineProfile::builtin(name).is_none() && !Path::new(name).exists() {
-        let known = MachineProfile::builtin_names().join(", ");
+        let names = MachineProfile::builtin_names().join(", ");
         bail!(
-            "there is no machine {name}; expected one of {known}, or the file of a profile; \
+            "there is no machine {name}; expected one of {names}, or the file of a profile; \
              `symmc tune --ranks N -o FILE` measures the GPUs of a machine and writes its profile"
         );
     }
@@ -207,12 +207,12 @@ pub fn is_plan(path: &Path) -> bool {
 
 /// Whether the command line names a plan instead of a program. It is an error to name a plan and another file.
 pub fn is_plan_argument(args: &ProgramArgs) -> Result<bool> {
-    let found = is_plan(args.first_path());
+    let is_plan_file = is_plan(args.first_path());
     match args.program.get(1) {
-        Some(other) if found => {
+        Some(other) if is_plan_file => {
             bail!("{}: expected one file, because the first is a plan; found another", other.display())
         }
-        _ => Ok(found),
+        _ => Ok(is_plan_file),
     }
 }
 

@@ -57,8 +57,8 @@ impl<'a> PlannedBucket<'a> {
     pub fn operand_and_result(&self, decision: &Decision) -> (Option<ValueId>, Option<ValueId>) {
         let node = |name: &String| self.find_node(name).map(|n| &self.graph.nodes[n]);
         let first = decision.nodes.first().and_then(node);
-        let last = decision.nodes.last().and_then(node);
-        (first.and_then(|n| n.inputs.first().copied()), last.and_then(|n| n.outputs.first().copied()))
+        let last_node = decision.nodes.last().and_then(node);
+        (first.and_then(|n| n.inputs.first().copied()), last_node.and_then(|n| n.outputs.first().copied()))
     }
 
     /// The bytes of a collective at `sizes`, the values of the symbols by name, in the sense of [`Decision::bytes`], which
@@ -99,7 +99,7 @@ impl<'a> PlannedBucket<'a> {
 
     pub fn placement_name(&self, plan: &Plan, value: ValueId) -> String {
         match self.placement(value) {
-            Some(place) => memory_name(plan, self.bucket, place.memory),
+            Some(placement) => memory_name(plan, self.bucket, placement.memory),
             None if self.program.is_dispatch_internal(self.program.base(value)) => "not stored".into(),
             None => "?".into(),
         }
@@ -111,16 +111,16 @@ impl<'a> PlannedBucket<'a> {
         copies
             .filter_map(|node| {
                 let from = *node.inputs.first()?;
-                let to = *node.outputs.first()?;
-                let place = self.placement(to)?;
+                let result = *node.outputs.first()?;
+                let placement = self.placement(result)?;
                 let base = self.program.base(from);
                 let input = self.graph.inputs.values().find(|i| i.value == base);
-                let symmetric = match place.memory {
+                let symmetric = match placement.memory {
                     MemoryRef::Buffer(i) => self.bucket.buffers.get(i)?.arena == ArenaKind::Symmetric,
                     _ => false,
                 };
                 let avoid = input.filter(|_| symmetric).map(|_| self.graph.value_name(base));
-                Some((self.graph.value_name(to), place.why.clone(), avoid))
+                Some((self.graph.value_name(result), placement.why.clone(), avoid))
             })
             .collect()
     }

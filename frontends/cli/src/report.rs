@@ -125,19 +125,19 @@ pub fn decision_lines(plan: &CheckedPlan, bucket: usize, sizes: &IndexMap<String
     let mut kinds: IndexMap<String, usize> = IndexMap::new();
     for decision in &bucket.decisions {
         let op = ops.get(decision.collective.as_str()).copied().unwrap_or("collective");
-        let place = |v: Option<_>| v.map_or_else(|| "?".into(), |v| planned.placement_name(plan, v));
+        let placement = |v: Option<_>| v.map_or_else(|| "?".into(), |v| planned.placement_name(plan, v));
         let (operand, result) = planned.operand_and_result(decision);
         let bytes = planned.bytes_at(decision, source, sizes);
         let estimate =
             |name: &str| decision.alternatives.iter().find(|a| a.name == name).map(|a| format_micros(a.us));
         let estimates = match (estimate(&decision.chosen), estimate("plain")) {
             (Some(chosen), Some(plain)) if decision.chosen != "plain" => {
-                let at = if bytes == decision.bytes {
+                let size_text = if bytes == decision.bytes {
                     String::new()
                 } else {
                     format!(" at {}", format_bytes(decision.bytes))
                 };
-                format!("; estimated for {}{at}: {chosen}, plain {plain}", plan.machine)
+                format!("; estimated for {}{size_text}: {chosen}, plain {plain}", plan.machine)
             }
             _ => String::new(),
         };
@@ -145,8 +145,8 @@ pub fn decision_lines(plan: &CheckedPlan, bucket: usize, sizes: &IndexMap<String
             "{op} of {} as {}, memory {} to {}{estimates}",
             format_bytes(bytes),
             decision.chosen,
-            place(operand),
-            place(result)
+            placement(operand),
+            placement(result)
         );
         *kinds.entry(kind).or_default() += 1;
     }
@@ -173,7 +173,7 @@ fn decision_row(plan: &Plan, planned: &PlannedBucket<'_>, decision: &Decision) -
         }
     }
     let (operand, result) = planned.operand_and_result(decision);
-    let place = |v: Option<_>| v.map_or_else(String::new, |v| planned.placement_name(plan, v));
+    let placement = |v: Option<_>| v.map_or_else(String::new, |v| planned.placement_name(plan, v));
     vec![
         format_bytes(decision.bytes),
         chosen,
@@ -181,8 +181,8 @@ fn decision_row(plan: &Plan, planned: &PlannedBucket<'_>, decision: &Decision) -
         runner_up.map_or_else(|| "none".into(), |a| a.name.clone()),
         runner_up.map_or_else(String::new, |a| format_micros(a.us)),
         estimate("plain").unwrap_or_default(),
-        place(operand),
-        place(result),
+        placement(operand),
+        placement(result),
     ]
 }
 
@@ -244,11 +244,11 @@ fn barrier_lines(bucket: &Bucket) -> String {
     };
     let mut out =
         format!("  exit barriers: {} dropped{cost}, {} kept\n", t.barriers_dropped, t.barriers_kept);
-    let mut kept: IndexMap<Option<u64>, Vec<&str>> = IndexMap::new();
+    let mut nodes_by_bytes: IndexMap<Option<u64>, Vec<&str>> = IndexMap::new();
     for step in bucket.steps.iter().filter(|s| s.exit == Some(ExitBarrier::Kept)) {
-        kept.entry(step.exit_bytes).or_default().push(&step.node);
+        nodes_by_bytes.entry(step.exit_bytes).or_default().push(&step.node);
     }
-    for (cost, nodes) in kept {
+    for (cost, nodes) in nodes_by_bytes {
         let names = match nodes.as_slice() {
             [one] => format!("%{one}"),
             [first, .., last] => format!("%{first} … %{last} (×{}), each", nodes.len()),
@@ -286,14 +286,14 @@ pub fn copy_lines(bucket: &Bucket, planned: &PlannedBucket<'_>) -> String {
 fn fixed_memory_lines(plan: &Plan) -> String {
     let mut out = String::new();
     for fixed in &plan.fixed {
-        let what = match &fixed.role {
+        let role = match &fixed.role {
             FixedRole::Landing { group, zone } => format!("landing zone {zone} of group {group}"),
             FixedRole::Bound { input } => format!("bound input {input}"),
         };
         if out.is_empty() {
             out.push_str("\nfixed symmetric memory\n");
         }
-        let _ = writeln!(out, "  {what}: {} at {}", format_bytes(fixed.size), fixed.offset);
+        let _ = writeln!(out, "  {role}: {} at {}", format_bytes(fixed.size), fixed.offset);
     }
     out
 }
@@ -312,14 +312,14 @@ pub fn order_table(plans: &[(OrderStrategy, CheckedPlan)]) -> String {
     let mut rows = vec![["order", "ordinary", "symmetric", "both", ""].map(str::to_string).to_vec()];
     for (order, plan) in plans {
         let (ordinary, symmetric) = peaks_of_largest_bucket(plan);
-        let both = ordinary + symmetric;
-        let percent = (both as f64 / program_peak.max(1) as f64 - 1.0) * 100.0;
-        let change = if both == program_peak { "=".into() } else { format!("{percent:+.1} %") };
+        let total = ordinary + symmetric;
+        let percent = (total as f64 / program_peak.max(1) as f64 - 1.0) * 100.0;
+        let change = if total == program_peak { "=".into() } else { format!("{percent:+.1} %") };
         rows.push(vec![
             order.name().into(),
             format_bytes(ordinary),
             format_bytes(symmetric),
-            format_bytes(both),
+            format_bytes(total),
             change,
         ]);
     }

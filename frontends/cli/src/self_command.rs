@@ -38,8 +38,8 @@ fn find_program(name: Option<OsString>) -> PathBuf {
         return std::path::absolute(&name).unwrap_or(name);
     }
     let folders = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&folders).map(|folder| folder.join(&name)).find(|path| path.is_file());
-    found.unwrap_or(name)
+    let path = std::env::split_paths(&folders).map(|folder| folder.join(&name)).find(|path| path.is_file());
+    path.unwrap_or(name)
 }
 
 #[cfg(test)]

@@ -56,11 +56,12 @@ fn bucket_summary(
             };
             let dispatch =
                 graph.dispatches.iter().find(|d| d.form == DispatchForm::Collectives && d.contains(c.node));
-            let others: Vec<NodeId> =
+            let other_nodes: Vec<NodeId> =
                 dispatch.into_iter().flat_map(|d| d.nodes()).filter(|&n| n != c.node).collect();
-            let total_bytes =
-                others.iter().fold(largest_value(c.node), |sum, &n| sum.saturating_add(largest_value(n)));
-            let other_names: Vec<&str> = others.into_iter().map(|n| graph.node_name(n)).collect();
+            let total_bytes = other_nodes
+                .iter()
+                .fold(largest_value(c.node), |sum, &n| sum.saturating_add(largest_value(n)));
+            let other_names: Vec<&str> = other_nodes.into_iter().map(|n| graph.node_name(n)).collect();
             json!({
                 "name": name,
                 "kind": text::op_name(&node.op),

@@ -293,8 +293,8 @@ impl<'g> Widening<'g> {
 
     /// A narrow value in its compute dtype.
     fn convert(&mut self, v: ValueId) -> Option<ValueId> {
-        if let Some(known) = self.converted[v] {
-            return Some(known);
+        if let Some(value) = self.converted[v] {
+            return Some(value);
         }
         let TensorType { dtype, shape } = self.graph.ty(v).clone();
         let wide = dtype.compute_dtype();
@@ -336,12 +336,12 @@ mod tests {
 
     #[test]
     fn values_between_ops_that_round_are_wide() {
-        let found = widened_rule(
+        let rule = widened_rule(
             "%s: f16[4] = mul %x, %x\n%t: f16[] = reduce %s op=sum axes=[0] keep=false\n%r: f16[] = sqrt %t\n\
              return %r\n",
         );
         assert_eq!(
-            found,
+            rule,
             [
                 "%x.f32: f32[4] = cast %x",
                 "%s: f32[4] = mul %x.f32, %x.f32",
@@ -371,12 +371,12 @@ mod tests {
 
     #[test]
     fn values_that_leave_the_rule_are_rounded() {
-        let found = widened_rule(
+        let rule = widened_rule(
             "%m: bf16[] = reduce %z op=mean axes=[0] keep=false\n%c: bf16[4] = sub %z, %m\n\
              %v: bf16[4] = mul %c, %c\nreturn %v, %m\n",
         );
         assert_eq!(
-            found,
+            rule,
             [
                 "%z.f32: f32[4] = cast %z",
                 "%m.f32: f32[] = reduce %z.f32 op=mean axes=[0] keep=false",
@@ -392,12 +392,12 @@ mod tests {
 
     #[test]
     fn conversions_within_a_rule_and_constants_are_wide() {
-        let found = widened_rule(
+        let rule = widened_rule(
             "%k: i64[4] = iota start=70000 step=1\n%c: f16[4] = cast %k\n%h: f16[] = full value=0.1\n\
              %a: f16[4] = mul %x, %h\n%b: f16[4] = div %a, %c\nreturn %b\n",
         );
         assert_eq!(
-            found,
+            rule,
             [
                 "%k: i64[4] = iota start=70000 step=1",
                 "%c: f32[4] = cast %k",
@@ -414,16 +414,16 @@ mod tests {
     #[test]
     fn kept_roundings_and_products_separate_compositions() {
         let nodes = "%a: f16[4] = mul %x, %y\n%b: f16[4] = exp %a\nreturn %b\n";
-        let kept = widened(nodes, |graph, compositions| {
+        let widened_nodes = widened(nodes, |graph, compositions| {
             compositions
                 .keep_rounding(graph.nodes.values().next().map(|node| node.outputs[0]).expect("a node"));
         });
-        assert_eq!(kept.join("\n"), nodes.trim_end());
-        let found = widened_rule(
+        assert_eq!(widened_nodes.join("\n"), nodes.trim_end());
+        let rule = widened_rule(
             "%r: f16[2, 2] = reshape %x\n%p: f16[2, 2] = matmul %r, %r\n%e: f16[2, 2] = exp %p\nreturn %e\n",
         );
         assert_eq!(
-            found,
+            rule,
             [
                 "%r: f16[2, 2] = reshape %x",
                 "%p: f16[2, 2] = matmul %r, %r",
@@ -436,29 +436,29 @@ mod tests {
     #[test]
     fn rules_do_not_join_unless_they_are_parts_of_one_operator() {
         let nodes = "%a: f16[4] = mul %x, %y\n%b: f16[4] = exp %a\nreturn %b\n";
-        let apart = |record: fn(&mut Compositions)| {
+        let widened_after = |record: fn(&mut Compositions)| {
             let graph = text::parse(&format!("{HEAD}{nodes}")).expect("a program");
             let mut compositions = Compositions::default();
             record(&mut compositions);
             compositions.widen(graph)
         };
-        let narrow = apart(|compositions| {
+        let narrow = widened_after(|compositions| {
             compositions.record(0..1);
             compositions.record(1..2);
         });
         assert_eq!(narrow.nodes.len(), 2);
-        let nested = apart(|compositions| {
+        let nested = widened_after(|compositions| {
             compositions.record(0..1);
             compositions.record(1..2);
             compositions.record(0..2);
         });
         assert_eq!(nested.nodes.len(), 5);
-        let parts = apart(|compositions| {
+        let one_operator = widened_after(|compositions| {
             compositions.record(0..1);
             compositions.record_part(7, 0..1);
             compositions.record(1..2);
             compositions.record_part(7, 1..2);
         });
-        assert_eq!(parts, nested);
+        assert_eq!(one_operator, nested);
     }
 }

@@ -20,16 +20,16 @@ pub fn einsum<E: Emit>(c: &mut E, equation: &str, tensors: &[ValueId]) -> RuleRe
         None => (compact.as_str(), labels_occurring_once(&compact)),
     };
     let terms: Vec<Vec<char>> = inputs.split(',').map(|t| t.chars().collect()).collect();
-    let known = output.iter().all(|l| terms.iter().any(|t| t.contains(l)));
+    let labels_known = output.iter().all(|l| terms.iter().any(|t| t.contains(l)));
     let distinct = terms.iter().chain([&output]).all(|t| has_distinct_letters(t));
-    if !known || !distinct || terms.len() != tensors.len() {
+    if !labels_known || !distinct || terms.len() != tensors.len() {
         return Err(unsupported_equation(equation));
     }
     for (t, &x) in terms.iter().zip(tensors) {
         if c.rank(x) != t.len() {
             let expected = t.len();
-            let found = c.rank(x);
-            return Err(c.invalid_node(format!("expected {expected} axes for `{compact}`, found {found}")));
+            let rank = c.rank(x);
+            return Err(c.invalid_node(format!("expected {expected} axes for `{compact}`, found {rank}")));
         }
     }
     let (z, labels) = match (terms.as_slice(), tensors) {
@@ -56,8 +56,8 @@ fn has_distinct_letters(labels: &[char]) -> bool {
 fn labels_occurring_once(equation: &str) -> Vec<char> {
     let mut labels: Vec<char> = equation.chars().filter(char::is_ascii_alphabetic).collect();
     labels.sort_unstable();
-    let all = labels.clone();
-    labels.retain(|l| all.iter().filter(|m| *m == l).count() == 1);
+    let all_labels = labels.clone();
+    labels.retain(|l| all_labels.iter().filter(|m| *m == l).count() == 1);
     labels
 }
 
@@ -73,9 +73,9 @@ fn sum_out_labels<E: Emit>(
     keep: impl Fn(char) -> bool,
 ) -> RuleResult<(ValueId, Vec<char>), E::Error> {
     let axes: Vec<usize> = (0..labels.len()).filter(|&i| !keep(labels[i])).collect();
-    let left = labels.iter().copied().filter(|&l| keep(l)).collect();
+    let kept_labels = labels.iter().copied().filter(|&l| keep(l)).collect();
     let x = if axes.is_empty() { x } else { c.reduce(ReductionKind::Sum, x, axes, false)? };
-    Ok((x, left))
+    Ok((x, kept_labels))
 }
 
 /// The product of two operands over the labels that the output lacks. Returns the result and its labels.
@@ -88,22 +88,22 @@ fn contract_operands<E: Emit>(
     let shared: Vec<char> = s.iter().copied().filter(|l| t.contains(l)).collect();
     let batch: Vec<char> = shared.iter().copied().filter(|l| output.contains(l)).collect();
     let inner: Vec<char> = shared.iter().copied().filter(|l| !output.contains(l)).collect();
-    let left: Vec<char> = s.iter().copied().filter(|l| !t.contains(l)).collect();
+    let left_labels: Vec<char> = s.iter().copied().filter(|l| !t.contains(l)).collect();
     let right: Vec<char> = t.iter().copied().filter(|l| !s.contains(l)).collect();
     let batch_extents = label_extents(c, x, s, &batch);
-    let left_extents = label_extents(c, x, s, &left);
+    let left_extents = label_extents(c, x, s, &left_labels);
     let right_extents = label_extents(c, y, t, &right);
     let inner_extents = label_extents(c, x, s, &inner);
     let left_rows = extent_product(&left_extents);
     let right_columns = extent_product(&right_extents);
     let inner_length = extent_product(&inner_extents);
-    let x = c.permute(x, label_positions(&[&batch[..], &left, &inner].concat(), s))?;
+    let x = c.permute(x, label_positions(&[&batch[..], &left_labels, &inner].concat(), s))?;
     let y = c.permute(y, label_positions(&[&batch[..], &inner, &right].concat(), t))?;
     let x = c.reshape(x, [&batch_extents[..], &[left_rows, inner_length.clone()]].concat())?;
     let y = c.reshape(y, [&batch_extents[..], &[inner_length, right_columns]].concat())?;
     let z = c.matmul(x, y)?;
     let z = c.reshape(z, [&batch_extents[..], &left_extents, &right_extents].concat())?;
-    Ok((z, [&batch[..], &left, &right].concat()))
+    Ok((z, [&batch[..], &left_labels, &right].concat()))
 }
 
 /// The extents of `wanted` axes of a value whose axes have these labels.

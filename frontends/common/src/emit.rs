@@ -165,32 +165,32 @@ pub trait Emit {
 
     /// The remainder of two integers, with the sign of `x`. (The least integer has no magnitude.)
     fn truncated_remainder(&mut self, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
-        let rest = self.binary(BinaryOp::Rem, x, y)?;
+        let remainder = self.binary(BinaryOp::Rem, x, y)?;
         let low_x = self.binary_scalar(BinaryOp::Lt, x, Scalar::Int(0))?;
         let low_y = self.binary_scalar(BinaryOp::Lt, y, Scalar::Int(0))?;
         let signs_differ = self.binary(BinaryOp::Xor, low_x, low_y)?;
-        let apart = self.inexact_and(x, y, signs_differ)?;
-        let excess = self.binary(BinaryOp::Mul, apart, y)?;
-        self.binary(BinaryOp::Sub, rest, excess)
+        let correction = self.inexact_and(x, y, signs_differ)?;
+        let excess = self.binary(BinaryOp::Mul, correction, y)?;
+        self.binary(BinaryOp::Sub, remainder, excess)
     }
 
     /// The remainder of two floats, with the sign of `x`.
     fn float_remainder(&mut self, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
         let size = self.unary(UnaryOp::Abs, x)?;
         let divisor = self.unary(UnaryOp::Abs, y)?;
-        let rest = self.binary(BinaryOp::Rem, size, divisor)?;
+        let remainder = self.binary(BinaryOp::Rem, size, divisor)?;
         // Zeros have signs as well: those of their reciprocals.
         let sign = self.unary(UnaryOp::Reciprocal, x)?;
         let sign = self.unary(UnaryOp::Sign, sign)?;
-        self.binary(BinaryOp::Mul, rest, sign)
+        self.binary(BinaryOp::Mul, remainder, sign)
     }
 
     /// 1 if the division of two integers has a remainder and `also` holds, else 0, element by element.
     fn inexact_and(&mut self, x: ValueId, y: ValueId, also: ValueId) -> EmitResult<Self::Error> {
-        let rest = self.binary(BinaryOp::Rem, x, y)?;
-        let rest = self.binary_scalar(BinaryOp::Ne, rest, Scalar::Int(0))?;
-        let both = self.binary(BinaryOp::And, rest, also)?;
-        self.cast(both, self.dtype(x))
+        let remainder = self.binary(BinaryOp::Rem, x, y)?;
+        let has_remainder = self.binary_scalar(BinaryOp::Ne, remainder, Scalar::Int(0))?;
+        let condition = self.binary(BinaryOp::And, has_remainder, also)?;
+        self.cast(condition, self.dtype(x))
     }
 
     fn binary_float(&mut self, op: BinaryOp, x: ValueId, y: f64) -> EmitResult<Self::Error> {
@@ -219,10 +219,10 @@ pub trait Emit {
             return self.full(Scalar::Int(i), dtype, vec![]);
         }
         let start = self.dim_bounds(d).0.min(0);
-        let at = d.clone() - Dim::from(start);
-        let iota = self.iota(at.clone() + Dim::from(1), start, 1, DType::I64)?;
-        let one = self.slice(iota, 0, at, Dim::from(1), 1)?;
-        let scalar = self.reshape(one, vec![])?;
+        let index = d.clone() - Dim::from(start);
+        let iota = self.iota(index.clone() + Dim::from(1), start, 1, DType::I64)?;
+        let element = self.slice(iota, 0, index, Dim::from(1), 1)?;
+        let scalar = self.reshape(element, vec![])?;
         self.cast(scalar, dtype)
     }
 
@@ -294,26 +294,26 @@ pub trait Emit {
         if !shape.iter().any(is_open_extent) {
             return Ok(shape);
         }
-        let known: Vec<Dim> = shape.iter().filter(|d| !is_open_extent(d)).cloned().collect();
-        if known.len() + 1 != shape.len() {
+        let known_extents: Vec<Dim> = shape.iter().filter(|d| !is_open_extent(d)).cloned().collect();
+        if known_extents.len() + 1 != shape.len() {
             return Err(self.invalid_node(format!("expected at most one extent of -1, found {shape:?}")));
         }
-        check_shape_complexity(&known).map_err(|m| self.invalid_node(m))?;
-        let known = extent_product(&known);
-        if known.as_const() == Some(0) {
+        check_shape_complexity(&known_extents).map_err(|m| self.invalid_node(m))?;
+        let known_numel = extent_product(&known_extents);
+        if known_numel.as_const() == Some(0) {
             let message = format!("expected other extents than 0 next to the extent -1, found {shape:?}");
             return Err(self.invalid_node(message));
         }
-        let rest = match numel.exact_div(&known) {
+        let open_extent = match numel.exact_div(&known_numel) {
             Some(exact) => exact,
-            None if known.as_const().is_some() && numel.as_const().is_some() => {
+            None if known_numel.as_const().is_some() && numel.as_const().is_some() => {
                 return Err(
                     self.invalid_node(format!("expected a shape of {numel:?} elements, found {shape:?}"))
                 );
             }
-            None => numel.floor_div(&known),
+            None => numel.floor_div(&known_numel),
         };
-        Ok(shape.into_iter().map(|d| if is_open_extent(&d) { rest.clone() } else { d }).collect())
+        Ok(shape.into_iter().map(|d| if is_open_extent(&d) { open_extent.clone() } else { d }).collect())
     }
 
     fn permute(&mut self, x: ValueId, perm: Vec<usize>) -> EmitResult<Self::Error> {
@@ -457,18 +457,18 @@ pub trait Emit {
         let from_last = match n.as_const() {
             Some(n) => self.iota(n.into(), n - 1, -1, DType::I64)?,
             None => {
-                let last = self.emit_dim(&(n.clone() - Dim::from(1)), DType::I64)?;
+                let last_index = self.emit_dim(&(n.clone() - Dim::from(1)), DType::I64)?;
                 let iota = self.iota(n, 0, 1, DType::I64)?;
-                self.binary(BinaryOp::Sub, last, iota)?
+                self.binary(BinaryOp::Sub, last_index, iota)?
             }
         };
         self.emit("take", Op::Take { axis }, &[x, from_last])
     }
 
-    fn concat(&mut self, parts: &[ValueId], axis: usize) -> EmitResult<Self::Error> {
-        match parts {
+    fn concat(&mut self, tensors: &[ValueId], axis: usize) -> EmitResult<Self::Error> {
+        match tensors {
             [one] => Ok(*one),
-            _ => self.emit("concat", Op::Concat { axis }, parts),
+            _ => self.emit("concat", Op::Concat { axis }, tensors),
         }
     }
 
@@ -477,8 +477,8 @@ pub trait Emit {
         let mut shape = self.shape(x);
         if repeats.len() < shape.len() {
             let minimum = shape.len();
-            let found = repeats.len();
-            return Err(self.invalid_node(format!("expected at least {minimum} repeats, found {found}")));
+            let count = repeats.len();
+            return Err(self.invalid_node(format!("expected at least {minimum} repeats, found {count}")));
         }
         while shape.len() < repeats.len() {
             shape.insert(0, 1.into());
@@ -487,10 +487,11 @@ pub trait Emit {
             return self.reshape(x, shape);
         }
         let once: Vec<Dim> = shape.iter().flat_map(|d| [Dim::from(1), d.clone()]).collect();
-        let all: Vec<Dim> = repeats.iter().zip(&shape).flat_map(|(r, d)| [r.clone(), d.clone()]).collect();
+        let interleaved: Vec<Dim> =
+            repeats.iter().zip(&shape).flat_map(|(r, d)| [r.clone(), d.clone()]).collect();
         let joined: Vec<Dim> = repeats.iter().zip(&shape).map(|(r, d)| r.clone() * d.clone()).collect();
         let y = self.reshape(x, once)?;
-        let y = self.expand(y, all)?;
+        let y = self.expand(y, interleaved)?;
         self.reshape(y, joined)
     }
 
@@ -601,8 +602,8 @@ pub trait Emit {
         eps: f64,
     ) -> RuleResult<(ValueId, ValueId), Self::Error> {
         let x = self.cast(x, self.dtype(x).compute_dtype())?;
-        let last = (self.rank(x).saturating_sub(axes)..self.rank(x)).collect();
-        let mean = self.reduce(ReductionKind::Mean, x, last, true)?;
+        let last_axes = (self.rank(x).saturating_sub(axes)..self.rank(x)).collect();
+        let mean = self.reduce(ReductionKind::Mean, x, last_axes, true)?;
         let centred = self.binary(BinaryOp::Sub, x, mean)?;
         Ok((mean, self.inverse_rms(centred, axes, eps)?))
     }
@@ -610,9 +611,9 @@ pub trait Emit {
     /// `1 / sqrt(mean(x²) + eps)` over the last `axes` axes, in the compute dtype. It keeps those axes.
     fn inverse_rms(&mut self, x: ValueId, axes: usize, eps: f64) -> EmitResult<Self::Error> {
         let x = self.cast(x, self.dtype(x).compute_dtype())?;
-        let last = (self.rank(x).saturating_sub(axes)..self.rank(x)).collect();
+        let last_axes = (self.rank(x).saturating_sub(axes)..self.rank(x)).collect();
         let squares = self.binary(BinaryOp::Mul, x, x)?;
-        let mean = self.reduce(ReductionKind::Mean, squares, last, true)?;
+        let mean = self.reduce(ReductionKind::Mean, squares, last_axes, true)?;
         let shifted = self.binary_float(BinaryOp::Add, mean, eps)?;
         self.unary(UnaryOp::Rsqrt, shifted)
     }
@@ -631,8 +632,8 @@ pub trait Emit {
         let l = self.unary(UnaryOp::Log, sum)?;
         let y = self.binary(BinaryOp::Add, l, shift)?;
         let shape = self.shape(y).into_iter().enumerate();
-        let left = shape.filter(|(axis, _)| keep || !axes.contains(axis)).map(|(_, extent)| extent);
-        self.reshape(y, left.collect())
+        let extents = shape.filter(|(axis, _)| keep || !axes.contains(axis)).map(|(_, extent)| extent);
+        self.reshape(y, extents.collect())
     }
 
     /// Reshapes `[n, channels, …]` to `[n, groups, elements of a group]`.
@@ -656,8 +657,8 @@ pub trait Emit {
     }
 
     /// The scale of attention: the given one, or by default `1 / sqrt(head size)`.
-    fn attention_scale(&self, q: ValueId, given: Option<f64>) -> RuleResult<f64, Self::Error> {
-        match (given, self.ty(q).shape.last().and_then(Dim::as_const)) {
+    fn attention_scale(&self, q: ValueId, scale: Option<f64>) -> RuleResult<f64, Self::Error> {
+        match (scale, self.ty(q).shape.last().and_then(Dim::as_const)) {
             (Some(scale), _) => Ok(scale),
             (None, Some(size @ 1..)) => Ok(1.0 / (size as f64).sqrt()),
             _ => Err(RuleFailure::Opaque("the head size is symbolic and no scale is given".into())),

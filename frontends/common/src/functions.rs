@@ -20,14 +20,14 @@ pub trait EmitFunctions: Emit {
     /// of `log(1 + x)` and `x`, and is 1 where `d` is 0.
     fn log1p(&mut self, x: ValueId) -> RuleResult<ValueId, Self::Error> {
         let above = self.binary_float(BinaryOp::Add, x, 1.0)?;
-        let part = self.binary_float(BinaryOp::Sub, above, 1.0)?;
+        let rounded = self.binary_float(BinaryOp::Sub, above, 1.0)?;
         let log = self.unary(UnaryOp::Log, above)?;
-        let ratio = self.binary(BinaryOp::Div, x, part)?;
+        let ratio = self.binary(BinaryOp::Div, x, rounded)?;
         let scaled = self.binary(BinaryOp::Mul, log, ratio)?;
         // The ratio is 1, and not infinity by itself.
-        let is_exact = self.binary(BinaryOp::Eq, part, x)?;
+        let is_exact = self.binary(BinaryOp::Eq, rounded, x)?;
         let log = self.select(is_exact, log, scaled)?;
-        let is_lost = self.binary_float(BinaryOp::Eq, part, 0.0)?;
+        let is_lost = self.binary_float(BinaryOp::Eq, rounded, 0.0)?;
         self.select(is_lost, x, log)
     }
 

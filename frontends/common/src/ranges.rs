@@ -158,54 +158,58 @@ pub fn resolve_symbols(
     let mut narrowed: Vec<DeclaredSymbol> = declared.to_vec();
     let mut constraints: Vec<Option<&SymbolConstraint>> = vec![None; declared.len()];
     for (name, constraint) in &given.constraints {
-        let at = find_symbol(declared, name)?;
-        if constraints[at].replace(constraint).is_some() {
+        let index = find_symbol(declared, name)?;
+        if constraints[index].replace(constraint).is_some() {
             return Err(range_error(name, "one constraint", "two".into()));
         }
         if let SymbolConstraint::Range { min, max } = constraint {
-            narrow_range(&mut narrowed[at], (*min, *max), notes)?;
+            narrow_range(&mut narrowed[index], (*min, *max), notes)?;
         }
     }
     // Two symbols that are equal both have the intersection of their ranges.
     let mut equal_pairs: Vec<(usize, usize)> = Vec::new();
-    for (at, constraint) in constraints.iter().enumerate() {
+    for (index, constraint) in constraints.iter().enumerate() {
         let Some(SymbolConstraint::Equals(text)) = constraint else { continue };
-        let used = symbols_of_expression(declared, &narrowed[at], text)?;
+        let used = symbols_of_expression(declared, &narrowed[index], text)?;
         let defined = used.iter().find(|i| matches!(constraints[**i], Some(SymbolConstraint::Equals(_))));
         if let Some(defined) = defined {
-            let found = format!("{text}, in which {} is itself an expression", declared[*defined].name);
-            return Err(range_error(&narrowed[at].name, "an expression of symbols that have a range", found));
+            let definition = format!("{text}, in which {} is itself an expression", declared[*defined].name);
+            return Err(range_error(
+                &narrowed[index].name,
+                "an expression of symbols that have a range",
+                definition,
+            ));
         }
         if let ([other], Ok(sympy::SizeExpr::Symbol(_))) = (used.as_slice(), sympy::parse(text)) {
-            equal_pairs.push((at, *other));
+            equal_pairs.push((index, *other));
         }
     }
-    for (at, other) in equal_pairs {
-        let min = narrowed[at].min;
-        let max = narrowed[at].max;
+    for (index, other) in equal_pairs {
+        let min = narrowed[index].min;
+        let max = narrowed[index].max;
         let remaining = &mut narrowed[other];
         remaining.min = remaining.min.max(min);
         remaining.max = remaining.max.into_iter().chain(max).min();
         if remaining.max.is_some_and(|max| max < remaining.min) {
-            let expected = format!("a range that overlaps the range of {}", declared[at].display_name());
+            let expected = format!("a range that overlaps the range of {}", declared[index].display_name());
             return Err(range_error(&remaining.name, &expected, "no common value".into()));
         }
     }
     let mut resolved = ResolvedSymbols::default();
     let mut ids = vec![None; narrowed.len()];
-    for (at, symbol) in narrowed.iter().enumerate() {
+    for (index, symbol) in narrowed.iter().enumerate() {
         // A constant that cannot be an extent gets no symbol.
         let is_number = symbol.max == Some(symbol.min) && !(0..OPEN).contains(&symbol.min);
-        if !is_number && !matches!(constraints[at], Some(SymbolConstraint::Equals(_))) {
+        if !is_number && !matches!(constraints[index], Some(SymbolConstraint::Equals(_))) {
             let max =
                 choose_upper_bound(symbol, &given.fallback_bounds, default, &mut resolved.unbounded, notes);
             let name = symbol.name.clone();
             let alias = symbol.alias.clone();
-            ids[at] = Some(resolved.table.push(Symbol { name, min: symbol.min, max, alias }));
+            ids[index] = Some(resolved.table.push(Symbol { name, min: symbol.min, max, alias }));
         }
     }
-    for (at, symbol) in narrowed.iter().enumerate().take(declared_in_file) {
-        resolved.dims.push(match (ids[at], constraints[at]) {
+    for (index, symbol) in narrowed.iter().enumerate().take(declared_in_file) {
+        resolved.dims.push(match (ids[index], constraints[index]) {
             // A symbol with one value is replaced by that constant.
             (_, None | Some(SymbolConstraint::Range { .. })) if symbol.max == Some(symbol.min) => {
                 Dim::from(symbol.min)
@@ -228,37 +232,37 @@ fn add_new_symbols(
     given: &SymbolConstraints,
     notes: &mut Vec<String>,
 ) -> Result<Vec<DeclaredSymbol>, RangeError> {
-    let mut all = add_step_counts(declared, given);
+    let mut symbols = add_step_counts(declared, given);
     for (name, extent) in &given.constraints {
-        let (Ok(at), SymbolConstraint::Equals(text)) = (find_symbol(declared, name), extent) else {
+        let (Ok(index), SymbolConstraint::Equals(text)) = (find_symbol(declared, name), extent) else {
             continue;
         };
         let Ok(parsed) = sympy::parse(text) else { continue };
-        let (new, known): (Vec<_>, Vec<_>) = sum_terms(&parsed)
-            .into_iter()
-            .partition(|term| sympy::symbols_in(term).iter().any(|name| find_symbol(&all, name).is_err()));
+        let (new, defined): (Vec<_>, Vec<_>) = sum_terms(&parsed).into_iter().partition(|term| {
+            sympy::symbols_in(term).iter().any(|name| find_symbol(&symbols, name).is_err())
+        });
         if let [sympy::SizeExpr::Symbol(rest)] = new.as_slice()
-            && known.into_iter().any(|e| !sympy::symbols_in(e).is_empty())
+            && defined.into_iter().any(|e| !sympy::symbols_in(e).is_empty())
         {
-            let whole = &declared[at];
-            let max = whole.max;
-            let recorded = whole.recorded;
+            let total = &declared[index];
+            let max = total.max;
+            let recorded = total.recorded;
             notes.push(format!("symbol {rest} is added: the program does not have it ({name} = {text})"));
-            all.push(DeclaredSymbol { name: rest.to_string(), alias: None, min: 0, max, recorded });
+            symbols.push(DeclaredSymbol { name: rest.to_string(), alias: None, min: 0, max, recorded });
         }
     }
-    for new in &all[declared.len()..] {
+    for new in &symbols[declared.len()..] {
         let names = declared.iter().flat_map(|d| [Some(&d.name), d.alias.as_ref()]).flatten();
         if let Some(meant) = names.into_iter().find(|name| is_misspelling(&new.name, name)) {
-            let known: Vec<String> = declared.iter().map(DeclaredSymbol::display_name).collect();
+            let names: Vec<String> = declared.iter().map(DeclaredSymbol::display_name).collect();
             let expected = format!(
                 "a symbol of the program ({}), or a new name that is less similar to `{meant}`",
-                known.join(", ")
+                names.join(", ")
             );
             return Err(range_error(&new.name, &expected, format!("`{}`", new.name)));
         }
     }
-    Ok(all)
+    Ok(symbols)
 }
 
 /// Whether `found` is `meant` with one letter missing, added or replaced, or with two neighbours swapped.
@@ -289,31 +293,31 @@ fn sum_terms<'a, 'e>(e: &'a sympy::SizeExpr<'e>) -> Vec<&'a sympy::SizeExpr<'e>>
 
 /// The declared symbols and the numbers of steps of those that take steps.
 fn add_step_counts(declared: &[DeclaredSymbol], given: &SymbolConstraints) -> Vec<DeclaredSymbol> {
-    let mut all = declared.to_vec();
+    let mut symbols = declared.to_vec();
     for (name, extent) in &given.constraints {
-        let (Ok(at), SymbolConstraint::Equals(text)) = (find_symbol(declared, name), extent) else {
+        let (Ok(index), SymbolConstraint::Equals(text)) = (find_symbol(declared, name), extent) else {
             continue;
         };
         let Ok(parsed) = sympy::parse(text) else { continue };
         let used = sympy::symbols_in(&parsed);
         let only = used.first().filter(|_| used.len() == 1);
-        let (Some(part), Some((step @ 2.., rest))) = (only, as_linear(&parsed)) else { continue };
-        if find_symbol(&all, part).is_ok() {
+        let (Some(steps), Some((step @ 2.., rest))) = (only, as_linear(&parsed)) else { continue };
+        if find_symbol(&symbols, steps).is_ok() {
             continue;
         }
-        let whole = &declared[at];
+        let size = &declared[index];
         let steps_within = |n: i64| n.saturating_sub(rest).div_euclid(step);
         // The least number of steps that reaches the least value.
-        let min = steps_within(whole.min.saturating_add(step - 1)).max(0);
-        all.push(DeclaredSymbol {
-            name: part.to_string(),
+        let min = steps_within(size.min.saturating_add(step - 1)).max(0);
+        symbols.push(DeclaredSymbol {
+            name: steps.to_string(),
             alias: None,
             min,
-            max: whole.max.map(|max| steps_within(max).max(min)),
-            recorded: whole.recorded.map(steps_within),
+            max: size.max.map(|max| steps_within(max).max(min)),
+            recorded: size.recorded.map(steps_within),
         });
     }
-    all
+    symbols
 }
 
 /// The factor and the summand of an expression that is linear in one symbol.
@@ -371,15 +375,15 @@ pub(crate) fn range_error(symbol: &str, expected: &str, found: String) -> RangeE
 
 fn find_symbol(declared: &[DeclaredSymbol], name: &str) -> Result<usize, RangeError> {
     let by_name = declared.iter().position(|d| d.name == name);
-    let found = by_name.or_else(|| declared.iter().position(|d| d.alias.as_deref() == Some(name)));
-    found.ok_or_else(|| {
-        let known: Vec<String> = declared.iter().map(DeclaredSymbol::display_name).collect();
-        let known = if known.is_empty() {
+    let index = by_name.or_else(|| declared.iter().position(|d| d.alias.as_deref() == Some(name)));
+    index.ok_or_else(|| {
+        let names: Vec<String> = declared.iter().map(DeclaredSymbol::display_name).collect();
+        let names = if names.is_empty() {
             "none, because the program has no symbols".into()
         } else {
-            known.join(", ")
+            names.join(", ")
         };
-        range_error(name, &format!("a symbol of the program: {known}"), format!("`{name}`"))
+        range_error(name, &format!("a symbol of the program: {names}"), format!("`{name}`"))
     })
 }
 
@@ -388,10 +392,10 @@ fn narrow_range(
     (min, max): (Option<i64>, Option<i64>),
     notes: &mut Vec<String>,
 ) -> Result<(), RangeError> {
-    let most = symbol.max.unwrap_or(i64::MAX);
-    if max.is_some_and(|n| n < symbol.min || n > most) || min.is_some_and(|n| n > most) {
-        let most = symbol.max.map_or(String::new(), |m| m.to_string());
-        let expected = format!("a range within {}..{most}, the range in the program", symbol.min);
+    let declared_max = symbol.max.unwrap_or(i64::MAX);
+    if max.is_some_and(|n| n < symbol.min || n > declared_max) || min.is_some_and(|n| n > declared_max) {
+        let declared_max = symbol.max.map_or(String::new(), |m| m.to_string());
+        let expected = format!("a range within {}..{declared_max}, the range in the program", symbol.min);
         return Err(range_error(&symbol.display_name(), &expected, display_range(min, max)));
     }
     if let Some(min) = min {
@@ -472,17 +476,17 @@ fn resolve_expression(
     let parsed = sympy::parse(text);
     let dim = parsed.and_then(|e| {
         sympy::to_dim(&e, &|name| {
-            let at = find_symbol(declared, name).map_err(|e| e.to_string())?;
-            ids[at].map(Dim::from).ok_or_else(|| format!("`{name}` is itself an expression"))
+            let index = find_symbol(declared, name).map_err(|e| e.to_string())?;
+            ids[index].map(Dim::from).ok_or_else(|| format!("`{name}` is itself an expression"))
         })
     });
     let dim = dim.map_err(|m| range_error(&symbol.name, "an expression of symbols", m))?;
     let (low, high) = dim.bounds(table);
     if high < symbol.min || symbol.max.is_some_and(|max| low > max) {
-        let most = symbol.max.map_or(String::new(), |m| m.to_string());
-        let expected = format!("a value within {}..{most}, the range in the program", symbol.min);
-        let found = format!("{text}, which is {low} to {high}");
-        return Err(range_error(&symbol.display_name(), &expected, found));
+        let max = symbol.max.map_or(String::new(), |m| m.to_string());
+        let expected = format!("a value within {}..{max}, the range in the program", symbol.min);
+        let actual = format!("{text}, which is {low} to {high}");
+        return Err(range_error(&symbol.display_name(), &expected, actual));
     }
     Ok(dim)
 }
@@ -521,7 +525,7 @@ mod tests {
     use super::*;
 
     fn declared(text: &str) -> Vec<DeclaredSymbol> {
-        let one = |word: &str| {
+        let declare = |word: &str| {
             let (name, range) = word.split_once(':').expect("a name and a range");
             let (min, max) = range.split_once("..").expect("a range");
             let alias = Some(format!("s_{name}"));
@@ -533,22 +537,26 @@ mod tests {
                 recorded: None,
             }
         };
-        text.split(' ').map(one).collect()
+        text.split(' ').map(declare).collect()
     }
 
     /// The symbols as `name min..max`, the dims of all declared symbols, and the notes.
-    fn settled(of: &str, given: &[(&str, &str)]) -> Result<(Vec<String>, Vec<String>, Vec<String>), String> {
+    fn settled(
+        symbols: &str,
+        constraints: &[(&str, &str)],
+    ) -> Result<(Vec<String>, Vec<String>, Vec<String>), String> {
         let mut notes = Vec::new();
         let parse = |(name, text): &(&str, &str)| {
             SymbolConstraint::parse(text)
                 .map(|extent| ((*name).to_string(), extent))
                 .map_err(|m| format!("parse: {m}"))
         };
-        let given = given.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
-        let given = SymbolConstraints { constraints: given, ..SymbolConstraints::default() };
-        let all = resolve_symbols(&declared(of), &given, 1000, &mut notes).map_err(|e| e.to_string())?;
-        let table = all.table.values().map(|s| format!("{} {}..{}", s.name, s.min, s.max)).collect();
-        let dims = all.dims.iter().map(|d| d.display(&all.table).to_string()).collect();
+        let constraints = constraints.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+        let constraints = SymbolConstraints { constraints, ..SymbolConstraints::default() };
+        let resolved =
+            resolve_symbols(&declared(symbols), &constraints, 1000, &mut notes).map_err(|e| e.to_string())?;
+        let table = resolved.table.values().map(|s| format!("{} {}..{}", s.name, s.min, s.max)).collect();
+        let dims = resolved.dims.iter().map(|d| d.display(&resolved.table).to_string()).collect();
         Ok((table, dims, notes))
     }
 
@@ -569,19 +577,30 @@ mod tests {
 
     #[test]
     fn what_goes_in_steps_is_an_expression_of_a_new_symbol() {
-        let of = |of, given: &[(&str, &str)]| settled(of, given).map(|(table, dims, _)| (table, dims));
+        let symbols_and_dims = |symbols, constraints: &[(&str, &str)]| {
+            settled(symbols, constraints).map(|(table, dims, _)| (table, dims))
+        };
         let words = |words: &[&str]| words.iter().map(|w| (*w).to_string()).collect::<Vec<_>>();
         assert_eq!(
-            of("a:2..65 b:0..9", &[("a", "2*pairs")]),
+            symbols_and_dims("a:2..65 b:0..9", &[("a", "2*pairs")]),
             Ok((words(&["b 0..9", "pairs 1..32"]), words(&["2*pairs", "b"])))
         );
-        assert_eq!(of("a:2..65", &[("s_a", "4*k + 1")]), Ok((words(&["k 1..16"]), words(&["4*k + 1"]))));
-        assert_eq!(of("a:0..", &[("a", "3 + 2*(k + k)")]), Ok((words(&["k 0..1000"]), words(&["4*k + 3"]))));
-        assert_eq!(of("a:2..65", &[("a", "2*k"), ("k", "..4")]), Ok((words(&["k 1..4"]), words(&["2*k"]))));
+        assert_eq!(
+            symbols_and_dims("a:2..65", &[("s_a", "4*k + 1")]),
+            Ok((words(&["k 1..16"]), words(&["4*k + 1"])))
+        );
+        assert_eq!(
+            symbols_and_dims("a:0..", &[("a", "3 + 2*(k + k)")]),
+            Ok((words(&["k 0..1000"]), words(&["4*k + 3"])))
+        );
+        assert_eq!(
+            symbols_and_dims("a:2..65", &[("a", "2*k"), ("k", "..4")]),
+            Ok((words(&["k 1..4"]), words(&["2*k"])))
+        );
         // An unknown name that is not a number of steps is an error.
         for text in ["k", "k + 1", "2*k*k", "2*k + b", "floor(k/2)", "-2*k", "2*k + c"] {
-            let found = of("a:2..65 b:0..9", &[("a", text)]);
-            let error = found.expect_err(text);
+            let outcome = symbols_and_dims("a:2..65 b:0..9", &[("a", text)]);
+            let error = outcome.expect_err(text);
             assert!(
                 error.contains("expected a symbol of the program: a (s_a), b (s_b)")
                     || error.contains("parse"),
@@ -589,7 +608,7 @@ mod tests {
             );
         }
         // At least one step is within the range.
-        let error = of("a:2..3", &[("a", "5*k")]).expect_err("too far");
+        let error = symbols_and_dims("a:2..3", &[("a", "5*k")]).expect_err("too far");
         assert!(error.contains("expected a value within 2..3"), "{error}");
     }
 
@@ -599,8 +618,8 @@ mod tests {
         assert_eq!(notes, ["symbol rest is added: the program does not have it (b = a + rest)"]);
         assert_eq!(symbols, ["a 1..8", "rest 0..64"]);
         assert_eq!(dims, ["a", "a + rest"]);
-        let said = [("b", "6*n + rest + 1"), ("a", "2*n"), ("rest", "..9")];
-        let (symbols, dims, _) = settled("a:2..8 b:2..64", &said).expect("symbols");
+        let constraints = [("b", "6*n + rest + 1"), ("a", "2*n"), ("rest", "..9")];
+        let (symbols, dims, _) = settled("a:2..8 b:2..64", &constraints).expect("symbols");
         assert_eq!(symbols, ["n 1..4", "rest 0..9"]);
         assert_eq!(dims, ["2*n", "6*n + rest + 1"]);
         // A name that is almost that of a symbol is an error.
@@ -683,24 +702,24 @@ mod tests {
 
     #[test]
     fn recorded_extents_bound_what_is_open() {
-        let mut all = declared("a:2.. b:2..");
-        all[0].recorded = Some(5);
+        let mut symbols = declared("a:2.. b:2..");
+        symbols[0].recorded = Some(5);
         let mut notes = Vec::new();
         let bounds = vec![("b".to_string(), 8), ("s_b".to_string(), 64), ("x".to_string(), 9)];
-        let given = SymbolConstraints { fallback_bounds: bounds, ..SymbolConstraints::default() };
-        let settled = resolve_symbols(&all, &given, 1000, &mut notes).expect("symbols");
-        assert_eq!(settled.table.values().map(|s| s.max).collect::<Vec<_>>(), [5, 64]);
+        let constraints = SymbolConstraints { fallback_bounds: bounds, ..SymbolConstraints::default() };
+        let resolved = resolve_symbols(&symbols, &constraints, 1000, &mut notes).expect("symbols");
+        assert_eq!(resolved.table.values().map(|s| s.max).collect::<Vec<_>>(), [5, 64]);
         assert!(notes[1].ends_with("assuming 64, the largest requested value"), "{}", notes[1]);
         assert_eq!(
             notes[0],
             "symbol a (s_a) has no upper bound in the program; assuming 5, the value in the recorded tensors"
         );
-        let of = |message| {
-            MentionedSymbols::find_in_message(message, &settled.table, &settled.unbounded)
+        let mentions = |message| {
+            MentionedSymbols::find_in_message(message, &resolved.table, &resolved.unbounded)
                 .map(|q| (q.named, q.aliases, q.unbounded))
         };
-        let found = (vec!["b".into()], vec!["s_b".into()], vec!["b".into()]);
-        assert_eq!(of("the extents b + 1 and ab"), Some(found));
-        assert_eq!(of("the extents 1 and ab"), None);
+        let expected = (vec!["b".into()], vec!["s_b".into()], vec!["b".into()]);
+        assert_eq!(mentions("the extents b + 1 and ab"), Some(expected));
+        assert_eq!(mentions("the extents 1 and ab"), None);
     }
 }

@@ -37,19 +37,19 @@ pub fn require_at_most(
         return Err(limit_message("at most", count, limit, symbols));
     }
     if !is_within_limits(count, symbols) || !is_within_limits(limit, symbols) {
-        let what = format!("sizes up to {MAX_SIDE}, and at most");
-        return Err(limit_message(&what, count, limit, symbols));
+        let expectation = format!("sizes up to {MAX_SIDE}, and at most");
+        return Err(limit_message(&expectation, count, limit, symbols));
     }
     // Extents cannot be negative, so both sides are raised by the same number.
-    let least = count.bounds(symbols).0.min(limit.bounds(symbols).0).min(0);
-    let count = vec![count.clone() - Dim::from(least)];
-    let limit = vec![limit.clone() - Dim::from(least)];
+    let lowest = count.bounds(symbols).0.min(limit.bounds(symbols).0).min(0);
+    let count = vec![count.clone() - Dim::from(lowest)];
+    let limit = vec![limit.clone() - Dim::from(lowest)];
     check_shape_complexity(&count).and_then(|()| check_shape_complexity(&limit))?;
     let iota = Op::Iota { start: 0, step: 1 };
-    let all = builder.op_as(&format!("{label}.limit"), iota, &[], TensorType::new(DType::I64, limit));
-    let all = all.map_err(|e| e.to_string())?;
+    let positions = builder.op_as(&format!("{label}.limit"), iota, &[], TensorType::new(DType::I64, limit));
+    let positions = positions.map_err(|e| e.to_string())?;
     let first = Op::Slice { axis: 0, start: 0.into(), step: 1 };
-    let first = builder.op_as(label, first, &[all], TensorType::new(DType::I64, count));
+    let first = builder.op_as(label, first, &[positions], TensorType::new(DType::I64, count));
     first.map(|_| ()).map_err(|e| e.to_string())
 }
 

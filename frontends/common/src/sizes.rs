@@ -37,8 +37,8 @@ struct SizeSymbols(SymbolTable);
 
 impl SizeSymbols {
     fn id(&mut self, name: &str) -> SymbolId {
-        let known = self.0.iter().find_map(|(id, symbol)| (symbol.name == name).then_some(id));
-        known.unwrap_or_else(|| {
+        let existing = self.0.iter().find_map(|(id, symbol)| (symbol.name == name).then_some(id));
+        existing.unwrap_or_else(|| {
             self.0.push(Symbol { name: name.to_string(), min: 1, max: i64::MAX, alias: None })
         })
     }

@@ -58,9 +58,9 @@ pub fn to_dim(e: &SizeExpr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -
     }
     let args = args.iter().map(|a| to_dim(a, resolve)).collect::<Result<Vec<_>, _>>()?;
     let fold = |f: &dyn Fn(Dim, Dim) -> Dim| {
-        let mut rest = args.iter().cloned();
-        let first = rest.next().ok_or_else(|| format!("`{name}` has no operands"))?;
-        rest.try_fold(first, |a, b| check_limits(f(a, b)))
+        let mut operands = args.iter().cloned();
+        let first = operands.next().ok_or_else(|| format!("`{name}` has no operands"))?;
+        operands.try_fold(first, |a, b| check_limits(f(a, b)))
     };
     let dim = match (name, args.as_slice()) {
         ("Add", _) => fold(&|a, b| a + b),
@@ -84,11 +84,12 @@ pub fn relation_conditions(
     resolve: &dyn Fn(&str) -> Result<Dim, String>,
 ) -> Option<Vec<(Dim, Dim)>> {
     let SizeExpr::Call(name, args) = e else { return None };
-    let one = Dim::from(1);
+    let unit = Dim::from(1);
     match (*name, args.as_slice()) {
         ("And", _) => {
-            let parts = args.iter().map(|a| relation_conditions(a, resolve)).collect::<Option<Vec<_>>>()?;
-            Some(parts.into_iter().flatten().collect())
+            let conditions =
+                args.iter().map(|a| relation_conditions(a, resolve)).collect::<Option<Vec<_>>>()?;
+            Some(conditions.into_iter().flatten().collect())
         }
         ("Not", [SizeExpr::Call(relation, sides)]) => {
             let opposite = match *relation {
@@ -106,9 +107,9 @@ pub fn relation_conditions(
             let b = to_dim(b, resolve).ok()?;
             match relation {
                 "GreaterThan" | "Ge" => Some(vec![(b, a)]),
-                "StrictGreaterThan" | "Gt" => Some(vec![(b + one, a)]),
+                "StrictGreaterThan" | "Gt" => Some(vec![(b + unit, a)]),
                 "LessThan" | "Le" => Some(vec![(a, b)]),
-                "StrictLessThan" | "Lt" => Some(vec![(a + one, b)]),
+                "StrictLessThan" | "Lt" => Some(vec![(a + unit, b)]),
                 "Equality" | "Eq" => Some(vec![(a.clone(), b.clone()), (b, a)]),
                 _ => None,
             }
@@ -128,20 +129,20 @@ pub fn decide_relation(
     match (*name, args.as_slice()) {
         ("Not", [a]) => decide_relation(a, resolve, bounds).map(|b| !b),
         ("And", _) => {
-            let all: Vec<_> = args.iter().map(|a| decide_relation(a, resolve, bounds)).collect();
-            if all.contains(&Some(false)) {
+            let decisions: Vec<_> = args.iter().map(|a| decide_relation(a, resolve, bounds)).collect();
+            if decisions.contains(&Some(false)) {
                 Some(false)
-            } else if all.contains(&None) {
+            } else if decisions.contains(&None) {
                 None
             } else {
                 Some(true)
             }
         }
         ("Or", _) => {
-            let all: Vec<_> = args.iter().map(|a| decide_relation(a, resolve, bounds)).collect();
-            if all.contains(&Some(true)) {
+            let decisions: Vec<_> = args.iter().map(|a| decide_relation(a, resolve, bounds)).collect();
+            if decisions.contains(&Some(true)) {
                 Some(true)
-            } else if all.contains(&None) {
+            } else if decisions.contains(&None) {
                 None
             } else {
                 Some(false)
@@ -187,11 +188,11 @@ impl<'a> SizeExprParser<'a> {
 
     fn eat_token(&mut self, token: &str) -> bool {
         self.skip_space();
-        let found = self.rest().starts_with(token);
-        if found {
+        let is_next = self.rest().starts_with(token);
+        if is_next {
             self.at += token.len();
         }
-        found
+        is_next
     }
 
     fn expect_token(&mut self, token: &str) -> Result<(), String> {
@@ -199,10 +200,10 @@ impl<'a> SizeExprParser<'a> {
     }
 
     fn while_char(&mut self, holds: impl Fn(char) -> bool) -> &'a str {
-        let rest = self.rest();
-        let end = rest.find(|c| !holds(c)).unwrap_or(rest.len());
+        let remaining = self.rest();
+        let end = remaining.find(|c| !holds(c)).unwrap_or(remaining.len());
         self.at += end;
-        &rest[..end]
+        &remaining[..end]
     }
 
     fn sum(&mut self, depth: usize) -> Result<SizeExpr<'a>, String> {
@@ -305,11 +306,11 @@ impl<'a> SizeExprParser<'a> {
     /// The number whose whole part was already read, if a fraction follows.
     fn fraction(&mut self, whole: &'a str) -> Option<f64> {
         let from = self.at - whole.len();
-        let rest = self.rest().strip_prefix('.')?;
-        let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-        let to = self.at + 1 + digits;
-        let float = self.text[from..to].parse().ok()?;
-        self.at = to;
+        let after_point = self.rest().strip_prefix('.')?;
+        let digits = after_point.len() - after_point.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let end = self.at + 1 + digits;
+        let float = self.text[from..end].parse().ok()?;
+        self.at = end;
         Some(float)
     }
 
@@ -419,11 +420,11 @@ mod tests {
         let resolve = |_: &str| Ok(Dim::from(SymbolId::new(0)));
         let truth = |text: &str, low, high| {
             let add = move |d: &Dim| {
-                let mut at = symmc_ir::SymbolBindings::new();
-                at.set(SymbolId::new(0), low);
-                let a = d.eval(&at).unwrap();
-                at.set(SymbolId::new(0), high);
-                (a, d.eval(&at).unwrap())
+                let mut bindings = symmc_ir::SymbolBindings::new();
+                bindings.set(SymbolId::new(0), low);
+                let a = d.eval(&bindings).unwrap();
+                bindings.set(SymbolId::new(0), high);
+                (a, d.eval(&bindings).unwrap())
             };
             decide_relation(&parse(text).unwrap(), &resolve, &add)
         };
@@ -459,12 +460,16 @@ mod tests {
         for (text, expected) in cases {
             let dim = of(text, None).expect(text);
             for size in 0..=40 {
-                let mut at = SymbolBindings::new();
-                at.set(SymbolId::new(0), size);
+                let mut bindings = SymbolBindings::new();
+                bindings.set(SymbolId::new(0), size);
                 for dim in [&dim, &dim.simplify_within(&symbols)] {
-                    assert_eq!(dim.eval(&at), Some(expected(size as f64) as i64), "{text} at {size}");
+                    assert_eq!(dim.eval(&bindings), Some(expected(size as f64) as i64), "{text} at {size}");
                 }
-                assert_eq!(of(text, Some(size)).expect(text).as_const(), dim.eval(&at), "{text} at {size}");
+                assert_eq!(
+                    of(text, Some(size)).expect(text).as_const(),
+                    dim.eval(&bindings),
+                    "{text} at {size}"
+                );
             }
         }
     }

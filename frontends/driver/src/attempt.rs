@@ -61,7 +61,7 @@ impl PlanAttempt {
         let fixed = plan.fixed.iter().map(|f| f.offset.saturating_add(f.size)).max().unwrap_or(0);
         let mut times_us = Vec::new();
         let mut costs = Vec::new();
-        let mut seen = Vec::new();
+        let mut observed = Vec::new();
         for bucket in &plan.buckets {
             let program = programs.get(bucket.program).ok_or("a bucket names no program of the plan")?;
             let estimate = program.estimate(bucket, profile).map_err(|e| e.to_string())?;
@@ -80,7 +80,7 @@ impl PlanAttempt {
                 overlapped_us
                     .extend(nodes.map(|n| (program.graph.node_name(n), communication.overlapped_us)));
             }
-            seen.push(ObservedSchedule {
+            observed.push(ObservedSchedule {
                 overlap: scheduled_overlap(bucket, &overlapped_us),
                 exits_kept: kept_exit_barriers(program, bucket).map_err(|e| e.to_string())?,
             });
@@ -93,7 +93,7 @@ impl PlanAttempt {
             is_packed: true,
             times_us,
             costs,
-            observed: seen,
+            observed,
         })
     }
 
@@ -146,12 +146,13 @@ fn scheduled_overlap(bucket: &Bucket, overlapped_us: &HashMap<&str, f64>) -> Ove
 
 /// The collectives of the source whose droppable exit barriers the bucket keeps.
 fn kept_exit_barriers(program: &ParsedProgram, bucket: &Bucket) -> Result<BTreeSet<String>, ResolveError> {
-    let mut kept: BTreeSet<&str> = BTreeSet::new();
+    let mut kept_nodes: BTreeSet<&str> = BTreeSet::new();
     for (run, step) in program.resolve_steps(bucket).zip(&bucket.steps) {
         if step.exit == Some(ExitBarrier::Kept) {
-            kept.extend(run?.nodes().map(|n| program.graph.node_name(n)));
+            kept_nodes.extend(run?.nodes().map(|n| program.graph.node_name(n)));
         }
     }
-    let decisions = bucket.decisions.iter().filter(|d| d.nodes.iter().any(|n| kept.contains(n.as_str())));
+    let decisions =
+        bucket.decisions.iter().filter(|d| d.nodes.iter().any(|n| kept_nodes.contains(n.as_str())));
     Ok(decisions.map(|d| d.collective.clone()).collect())
 }

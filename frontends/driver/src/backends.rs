@@ -20,9 +20,9 @@ pub fn lower_for_backend(plan: CheckedPlan, backend: TargetBackend) -> Result<Ch
     match backend {
         #[cfg(feature = "cuda")]
         TargetBackend::Cuda => {
-            let found = unsupported::check_gpu_support(&plan);
-            refuse(&found.unsupported)?;
-            Ok(plan.with_workspaces(&found.workspaces))
+            let support = unsupported::check_gpu_support(&plan);
+            refuse(&support.unsupported)?;
+            Ok(plan.with_workspaces(&support.workspaces))
         }
         #[cfg(not(feature = "cuda"))]
         TargetBackend::Cuda => Ok(plan),
@@ -65,10 +65,10 @@ const NAMED: usize = 5;
 fn refuse(refusals: &[UnsupportedStep]) -> Result<()> {
     let Some(first) = refusals.first() else { return Ok(()) };
     let named: Vec<String> = refusals.iter().take(NAMED).map(UnsupportedStep::to_string).collect();
-    let more = match refusals.len().saturating_sub(NAMED) {
+    let suffix = match refusals.len().saturating_sub(NAMED) {
         0 => String::new(),
         more => format!("\nand {more} more"),
     };
-    let message = named.join("\n") + &more;
+    let message = named.join("\n") + &suffix;
     Err(DriverError::Unsupported { node: first.node.clone(), op: first.op.to_string(), message })
 }

@@ -176,21 +176,23 @@ mod tests {
         let graph = text::parse(text).expect("a graph");
         let planned = |machine: &str, upper: &[i64]| {
             let rows = graph.symbols.keys().next().expect("a symbol");
-            let asked = (!upper.is_empty()).then(|| (rows, upper.to_vec()));
-            let options = CompileOptions { buckets: asked.into_iter().collect(), ..options(machine) };
+            let request = (!upper.is_empty()).then(|| (rows, upper.to_vec()));
+            let options = CompileOptions { buckets: request.into_iter().collect(), ..options(machine) };
             compile(&graph, &options).expect("a plan").0
         };
         let upper = |plan: &CheckedPlan| plan.buckets.iter().map(|b| b.symbols["t"][1]).collect::<Vec<i64>>();
         assert_eq!(upper(&planned("h200x2", &[16, 512])), [16, 512]);
         let plan = planned("h200x2", &[]);
-        let few = upper(&plan).iter().position(|&high| high == 64).expect("a bucket that ends at 64");
+        let small_bucket =
+            upper(&plan).iter().position(|&high| high == 64).expect("a bucket that ends at 64");
         let mut forms: Vec<Vec<DispatchForm>> = Vec::new();
         for bucket in plan.buckets.iter() {
             let graph = text::parse(&plan.programs[bucket.program]).expect("a graph");
             forms.push(graph.dispatches.iter().map(|d| d.form).collect());
         }
         assert!(
-            forms[few].contains(&DispatchForm::Product) && !forms[few + 1].contains(&DispatchForm::Product),
+            forms[small_bucket].contains(&DispatchForm::Product)
+                && !forms[small_bucket + 1].contains(&DispatchForm::Product),
             "{forms:?}"
         );
         assert!(forms[0].contains(&DispatchForm::Reduction), "{forms:?}");

@@ -57,17 +57,17 @@ pub trait VariantChooser {
     fn computation_us(&self, point: &SymbolRanges) -> Result<f64, Self::Error>;
 }
 
-/// Divides the ranges of these symbols, in the order of their sizes, into at most `most` parts. `nodes` is
-/// the number of nodes of the program.
+/// Divides the ranges of these symbols, in the order of their sizes, into at most `max_sections` parts.
+/// `nodes` is the number of nodes of the program.
 pub fn divide_ranges<C: VariantChooser>(
     whole: &SymbolRanges,
     symbols: &[SymbolId],
     nodes: usize,
-    most: usize,
+    max_sections: usize,
     chooser: &C,
 ) -> Result<Vec<SymbolRanges>, C::Error> {
     let points = (MAX_LOWERED_NODES / nodes.max(1)).clamp(16, MAX_GRID_POINTS);
-    let Some(grid) = SizeGrid::new(whole, symbols, points).filter(|_| most > 1) else {
+    let Some(grid) = SizeGrid::new(whole, symbols, points).filter(|_| max_sections > 1) else {
         return Ok(vec![whole.clone()]);
     };
     let points: Vec<SymbolRanges> =
@@ -75,7 +75,7 @@ pub fn divide_ranges<C: VariantChooser>(
     let decisions = chooser.choose_variants(points.clone())?;
     let mut forms = PointForms { chooser, points, decisions, compute_us: BTreeMap::new() };
     let mut sections = vec![(grid.full_section(), grid.section_losses(&grid.full_section(), &mut forms)?)];
-    while sections.len() < most {
+    while sections.len() < max_sections {
         let losses = sections.iter().map(|(_, lost)| lost.iter().map(|(_, us)| us).sum::<f64>()).enumerate();
         let losing = losses.filter(|(_, us)| *us > 0.0);
         let Some((worst, _)) = losing.max_by(|a, b| a.1.total_cmp(&b.1)) else { break };
@@ -137,12 +137,12 @@ pub struct SizeGrid {
 
 impl SizeGrid {
     /// The grid of the powers of two in each range and the range's end. Powers are skipped evenly if there
-    /// would be more than `most` points. `None` if there is only one point.
-    pub fn new(whole: &SymbolRanges, symbols: &[SymbolId], most: usize) -> Option<SizeGrid> {
+    /// would be more than `max_points` points. `None` if there is only one point.
+    pub fn new(whole: &SymbolRanges, symbols: &[SymbolId], max_points: usize) -> Option<SizeGrid> {
         let grid = (1..64).find_map(|step| {
             let axes = symbols.iter().filter_map(|&s| Some((s, compared_sizes(*whole.get(&s)?, step))));
             let grid = SizeGrid { axes: axes.filter(|(_, sizes)| sizes.len() > 1).collect() };
-            (grid.len() <= most).then_some(grid)
+            (grid.len() <= max_points).then_some(grid)
         });
         grid.filter(|grid| !grid.axes.is_empty())
     }

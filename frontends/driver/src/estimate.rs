@@ -52,13 +52,13 @@ pub fn estimate_plain(
     plan: &CheckedPlan,
     options: &CompileOptions,
 ) -> Result<Vec<Option<f64>>> {
-    let all: Vec<Option<SymbolRanges>> =
+    let ranges: Vec<Option<SymbolRanges>> =
         plan.buckets.iter().map(|bucket| symbol_ranges(graph, bucket)).collect();
-    let requests: Vec<BucketRequest> = all.iter().flatten().cloned().map(BucketRequest::new).collect();
+    let requests: Vec<BucketRequest> = ranges.iter().flatten().cloned().map(BucketRequest::new).collect();
     let options = CompileOptions { variants: Some(Vec::new()), ..options.clone() };
     let plain = plan_to_estimate(graph, &options, &requests)?;
     let mut estimates = estimate(&plain, &options.profile)?.into_iter();
-    Ok(all.iter().map(|ranges| ranges.as_ref().and_then(|_| Some(estimates.next()?.total_us))).collect())
+    Ok(ranges.iter().map(|ranges| ranges.as_ref().and_then(|_| Some(estimates.next()?.total_us))).collect())
 }
 
 /// The ranges of a graph's symbols in a bucket.

@@ -91,31 +91,31 @@ impl<'a> LimitSearch<'a> {
     fn try_leaner_variants(&mut self, form: &Pipeline<'_>, joined: &[JoinedSets]) -> Result<()> {
         let mut choice = VariantChoice { joined: joined.to_vec(), ..VariantChoice::default() };
         let first = form.lower(self.buckets, &choice)?.inputs;
-        let mut asked = largest_symmetric_request(&first);
+        let mut requested = largest_symmetric_request(&first);
         let mut descents = 0;
-        let mut all = vec![first];
-        while asked > 0 {
-            let most = if descents < EXACT_DESCENTS { asked - 1 } else { asked / 2 };
-            choice.symmetric = Some(most);
+        let mut lowered = vec![first];
+        while requested > 0 {
+            let limit = if descents < EXACT_DESCENTS { requested - 1 } else { requested / 2 };
+            choice.symmetric = Some(limit);
             let inputs = form.lower(self.buckets, &choice)?.inputs;
-            asked = largest_symmetric_request(&inputs).min(most);
+            requested = largest_symmetric_request(&inputs).min(limit);
             descents += 1;
-            all.push(inputs);
+            lowered.push(inputs);
         }
-        all.into_iter().try_for_each(|inputs| self.try_inputs(inputs))
+        lowered.into_iter().try_for_each(|inputs| self.try_inputs(inputs))
     }
 
     /// Tries the combination of the fastest input of each bucket.
     fn try_fastest_of_each_bucket(&mut self) -> Result<()> {
         let fastest: Option<Vec<BucketInput>> =
-            self.fastest.iter().map(|found| found.as_ref().map(|(_, input)| input.clone())).collect();
+            self.fastest.iter().map(|fastest| fastest.as_ref().map(|(_, input)| input.clone())).collect();
         fastest.map_or(Ok(()), |inputs| self.try_inputs(inputs))
     }
 
     /// Tries all orders and exit barriers for lowered programs.
     fn try_inputs(&mut self, inputs: Vec<BucketInput>) -> Result<()> {
         let is_known =
-            self.tried.iter().any(|known| known.iter().zip(&inputs).all(|(a, b)| a.graph == b.graph));
+            self.tried.iter().any(|tried| tried.iter().zip(&inputs).all(|(a, b)| a.graph == b.graph));
         if is_known || !self.can_be_faster(&inputs) {
             return Ok(());
         }
@@ -174,7 +174,7 @@ impl<'a> LimitSearch<'a> {
         }
         if self.best.is_none() {
             let needed = schedules.plan()?.arenas.symmetric;
-            if self.least.is_none_or(|(least, _)| needed < least) {
+            if self.least.is_none_or(|(fewest, _)| needed < fewest) {
                 self.least = Some((needed, fixed_bytes));
             }
         }
@@ -185,7 +185,7 @@ impl<'a> LimitSearch<'a> {
     fn take_if_faster(&mut self, inputs: &[BucketInput], plan: Plan) -> Result<()> {
         let attempt = self.pipeline.attempt_plan(inputs.to_vec(), plan)?;
         for ((fastest, input), &us) in self.fastest.iter_mut().zip(inputs).zip(&attempt.times_us) {
-            if fastest.as_ref().is_none_or(|(known, _)| us < *known) {
+            if fastest.as_ref().is_none_or(|(fastest_us, _)| us < *fastest_us) {
                 *fastest = Some((us, input.clone()));
             }
         }

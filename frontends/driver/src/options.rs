@@ -58,9 +58,9 @@ impl CompileOptions {
     /// Rejects numbers that are out of range.
     pub fn validate(&self) -> Result<()> {
         let expected = [("slack", self.slack, "a fraction"), ("memory_price", self.memory_price, "a number")];
-        for (option, found, kind) in expected {
-            if !(found.is_finite() && found >= 0.0) {
-                let message = format!("{option}: expected {kind} of at least 0, found {found}");
+        for (option, value, kind) in expected {
+            if !(value.is_finite() && value >= 0.0) {
+                let message = format!("{option}: expected {kind} of at least 0, found {value}");
                 return Err(DriverError::Option(message));
             }
         }

@@ -93,9 +93,13 @@ impl<'a> Pipeline<'a> {
             let choice = VariantChoice::default();
             let choice = BucketVariantChoice { number: b, symbols: &bucket.ranges, choice: &choice };
             let lowering = lower_config(self.canonical, self.options, choice);
-            let kept = rewritten.get(b).cloned().unwrap_or_default();
+            let excluded = rewritten.get(b).cloned().unwrap_or_default();
             let (program, _) = program_of_bucket(self.canonical, self.options, &bucket.ranges)?;
-            symmc_passes::find_coalescible(&program, &lowering, &CoalesceConfig { kept, ..config.clone() })
+            symmc_passes::find_coalescible(
+                &program,
+                &lowering,
+                &CoalesceConfig { kept: excluded, ..config.clone() },
+            )
         });
         Ok(sets.collect::<Result<_, PassError>>()?)
     }
@@ -169,17 +173,18 @@ pub fn lower_config(
     bucket: BucketVariantChoice<'_>,
 ) -> LowerConfig {
     let BucketVariantChoice { number, symbols, choice } = bucket;
-    let seen = choice.observed.get(number).cloned().unwrap_or_default();
+    let observed = choice.observed.get(number).cloned().unwrap_or_default();
     let JoinedSets { packed, together } = choice.joined.get(number).cloned().unwrap_or_default();
     // The planner places parameters and constants where collectives need them.
-    let held = canonical.inputs.iter().filter(|(_, i)| i.kind != InputKind::Argument).map(|(id, _)| id);
+    let stored_inputs =
+        canonical.inputs.iter().filter(|(_, i)| i.kind != InputKind::Argument).map(|(id, _)| id);
     LowerConfig {
         symbols: symbols.clone(),
-        bound: held.chain(options.bound.iter().copied()).collect(),
+        bound: stored_inputs.chain(options.bound.iter().copied()).collect(),
         variants: if choice.plain { Some(Vec::new()) } else { options.variants.clone() },
         symmetric: choice.symmetric,
-        overlap: seen.overlap,
-        exits_kept: seen.exits_kept,
+        overlap: observed.overlap,
+        exits_kept: observed.exits_kept,
         coalesced: packed,
         together,
         numerics: options.numerics,
@@ -217,11 +222,11 @@ fn bytes_of_steps(graph: &Graph, decisions: &[Decision]) -> HashMap<String, u64>
         decisions.iter().map(|d| (d.collective.as_str(), d.bytes)).collect();
     let mut out = HashMap::new();
     for dispatch in &graph.dispatches {
-        let mut all = 0u64;
+        let mut total = 0u64;
         for n in dispatch.nodes() {
-            all = all.saturating_add(bytes_alone.get(graph.node_name(n)).copied().unwrap_or(0));
+            total = total.saturating_add(bytes_alone.get(graph.node_name(n)).copied().unwrap_or(0));
         }
-        out.extend(dispatch.nodes().map(|n| (graph.node_name(n).to_string(), all)));
+        out.extend(dispatch.nodes().map(|n| (graph.node_name(n).to_string(), total)));
     }
     out
 }

@@ -27,31 +27,31 @@ pub fn initial_buckets(canonical: &Graph, options: &CompileOptions) -> Result<Ve
 }
 
 fn divided_ranges(canonical: &Graph, options: &CompileOptions) -> Result<Vec<SymbolRanges>> {
-    let mut all = bucket_ranges(canonical, &options.buckets)?;
+    let mut all_ranges = bucket_ranges(canonical, &options.buckets)?;
     let unasked = automatic_symbols(canonical, options);
     if unasked.is_empty() {
-        return Ok(all);
+        return Ok(all_ranges);
     }
     let limits = symmc_dispatch::unit_size_limits(canonical, &options.profile);
     for (symbol, sizes) in limits.into_iter().filter(|(symbol, _)| unasked.contains(symbol)) {
         for size in sizes {
             let divided: Vec<SymbolRanges> =
-                all.iter().flat_map(|ranges| split_at_size(ranges, symbol, size)).collect();
+                all_ranges.iter().flat_map(|ranges| split_at_size(ranges, symbol, size)).collect();
             if divided.len() <= MAX_UNASKED {
-                all = divided;
+                all_ranges = divided;
             }
         }
     }
     if options.variants.as_ref().is_some_and(Vec::is_empty) {
-        return Ok(all);
+        return Ok(all_ranges);
     }
     let symbols =
         divide::collective_symbols(canonical).into_iter().filter(|s| unasked.contains(s)).collect::<Vec<_>>();
     let chooser = PointVariantChooser { canonical, options };
     let mut out: Vec<SymbolRanges> = Vec::new();
-    for (done, ranges) in all.iter().enumerate() {
-        let most = MAX_UNASKED.saturating_sub(out.len() + all.len() - done - 1);
-        out.extend(divide::divide_ranges(ranges, &symbols, canonical.nodes.len(), most, &chooser)?);
+    for (done, ranges) in all_ranges.iter().enumerate() {
+        let max_buckets = MAX_UNASKED.saturating_sub(out.len() + all_ranges.len() - done - 1);
+        out.extend(divide::divide_ranges(ranges, &symbols, canonical.nodes.len(), max_buckets, &chooser)?);
     }
     Ok(out)
 }
@@ -120,11 +120,11 @@ fn split_at_size(ranges: &SymbolRanges, symbol: SymbolId, size: i64) -> Vec<Symb
 }
 
 /// The ranges of each bucket: all combinations of the divided symbols.
-fn bucket_ranges(graph: &Graph, asked: &IndexMap<SymbolId, Vec<i64>>) -> Result<Vec<SymbolRanges>> {
+fn bucket_ranges(graph: &Graph, upper_ends: &IndexMap<SymbolId, Vec<i64>>) -> Result<Vec<SymbolRanges>> {
     let full: SymbolRanges = graph.symbols.iter().map(|(id, s)| (id, (s.min, s.max))).collect();
-    let count = asked.values().map(Vec::len).fold(1usize, usize::saturating_mul);
+    let count = upper_ends.values().map(Vec::len).fold(1usize, usize::saturating_mul);
     if count > MAX_BUCKETS {
-        let counts: Vec<String> = asked
+        let counts: Vec<String> = upper_ends
             .iter()
             .map(|(&id, upper)| format!("{} of {}", upper.len(), graph.symbols[id].name))
             .collect();
@@ -134,19 +134,19 @@ fn bucket_ranges(graph: &Graph, asked: &IndexMap<SymbolId, Vec<i64>>) -> Result<
             counts.join(" and ")
         )));
     }
-    let mut all = vec![full];
-    for (&id, upper) in asked {
+    let mut all_ranges = vec![full];
+    for (&id, upper) in upper_ends {
         let ranges = split_range(&graph.symbols[id], upper)?;
-        let divided = all.into_iter().flat_map(|base| {
+        let divided = all_ranges.into_iter().flat_map(|base| {
             ranges.iter().map(move |&range| {
                 let mut next = base.clone();
                 next.insert(id, range);
                 next
             })
         });
-        all = divided.collect();
+        all_ranges = divided.collect();
     }
-    Ok(all)
+    Ok(all_ranges)
 }
 
 fn split_range(symbol: &Symbol, upper: &[i64]) -> Result<Vec<(i64, i64)>> {

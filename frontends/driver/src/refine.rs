@@ -103,12 +103,12 @@ impl BucketComparison<'_> {
         for (b, bucket) in buckets.iter().enumerate() {
             let ranges = &bucket.ranges;
             let room = out.len() + buckets.len() - b < MAX_UNASKED;
-            let parts = match self.grid(ranges).filter(|_| room) {
+            let halves = match self.grid(ranges).filter(|_| room) {
                 Some(grid) => grid.cut_ranges(ranges, &self.grid_losses(plan, b, ranges, &grid)?),
                 None => None,
             };
-            match parts {
-                Some(parts) => out.extend(parts.map(|ranges| BucketRequest { ranges, own_order: true })),
+            match halves {
+                Some(halves) => out.extend(halves.map(|ranges| BucketRequest { ranges, own_order: true })),
                 None => out.push(bucket.clone()),
             }
         }
@@ -166,7 +166,7 @@ impl BucketComparison<'_> {
             points.iter().filter(|p| !self.alone.contains_key(&point_sizes(p))).collect();
         let nodes = missing.len() * self.pipeline.canonical.nodes.len();
         let this = &*self;
-        let made = parallel::map(missing, nodes, |point| {
+        let planned = parallel::map(missing, nodes, |point| {
             // Other points have other solutions, so these are dropped at once.
             let solutions = SolutionCache::default();
             let single = Pipeline { among_others: true, solutions: &solutions, ..*this.pipeline };
@@ -178,8 +178,8 @@ impl BucketComparison<'_> {
                 Some(this.estimate_bucket(&plan, 0, &read_bucket_program(&plan, 0)?, point)?),
             ))
         });
-        for made in made {
-            let (sizes, us) = made?;
+        for point in planned {
+            let (sizes, us) = point?;
             self.alone.insert(sizes, us);
         }
         Ok(())
@@ -234,9 +234,9 @@ impl BucketComparison<'_> {
                 let Some(symbol) = differing_symbol(lower, upper).filter(|s| unasked.contains(s)) else {
                     continue;
                 };
-                let same = plan.buckets[out[a].0].program == plan.buckets[out[b].0].program;
+                let same_program = plan.buckets[out[a].0].program == plan.buckets[out[b].0].program;
                 let limit = self.limits.get(&symbol).is_some_and(|l| l.contains(&lower[&symbol].1));
-                if same || !limit && self.serves(plan, out[b].0, lower)? {
+                if same_program || !limit && self.serves(plan, out[b].0, lower)? {
                     return Ok(Some((a, b, symbol)));
                 }
             }

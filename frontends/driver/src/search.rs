@@ -56,11 +56,11 @@ fn cheapest_in_form(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Resul
         CoalesceConfig { joining: JoinMode::Together, ..WIDEST_COALESCING },
     )?;
     // The buckets whose variants depend on the schedule.
-    let mut again: Vec<usize> = Vec::new();
+    let mut to_search: Vec<usize> = Vec::new();
     for (b, (bucket, overlapped)) in plan.buckets.iter().zip(overlapped).enumerate() {
         let keeps_exits = bucket.steps.iter().any(|s| s.exit == Some(ExitBarrier::Kept));
         if overlapped || keeps_exits || !packed[b].is_empty() || !together[b].is_empty() {
-            again.push(b);
+            to_search.push(b);
         }
     }
     let planned = PlannedBuckets {
@@ -68,16 +68,16 @@ fn cheapest_in_form(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Resul
         joined: vec![JoinedSets::default(); buckets.len()],
         inputs,
         plan,
-        by_schedule: !again.is_empty(),
+        by_schedule: !to_search.is_empty(),
     };
-    if again.is_empty() {
+    if to_search.is_empty() {
         return Ok(planned);
     }
-    if again.len() == buckets.len() {
+    if to_search.len() == buckets.len() {
         let first = pipeline.attempt_plan(planned.inputs, planned.plan)?;
         return search_variants(pipeline, buckets, first, planned.tried);
     }
-    search_some_variants(pipeline, buckets, planned, &again)
+    search_some_variants(pipeline, buckets, planned, &to_search)
 }
 
 /// Returns the plan of these buckets after a search for cheaper variants that starts from an attempt.
@@ -95,24 +95,25 @@ fn search_variants(
     Ok(PlannedBuckets { inputs, plan, by_schedule: true, joined, tried })
 }
 
-/// Returns the plan with other variants for the buckets `again` if those cost less.
+/// Returns the plan with other variants for the buckets `to_search` if those cost less.
 fn search_some_variants(
     pipeline: &Pipeline<'_>,
     buckets: &[BucketRequest],
     mut planned: PlannedBuckets,
-    again: &[usize],
+    to_search: &[usize],
 ) -> Result<PlannedBuckets> {
-    let requests: Vec<BucketRequest> = again.iter().map(|&b| buckets[b].clone()).collect();
-    let first: Vec<BucketInput> = again.iter().map(|&b| planned.inputs[b].clone()).collect();
+    let requests: Vec<BucketRequest> = to_search.iter().map(|&b| buckets[b].clone()).collect();
+    let first: Vec<BucketInput> = to_search.iter().map(|&b| planned.inputs[b].clone()).collect();
     let among_others = Pipeline { among_others: true, ..*pipeline };
-    let alone = among_others.plan_on_trial(&requests, &first)?;
-    let mut search = VariantSearch::new(&among_others, &requests, among_others.attempt_plan(first, alone)?);
+    let trial_plan = among_others.plan_on_trial(&requests, &first)?;
+    let mut search =
+        VariantSearch::new(&among_others, &requests, among_others.attempt_plan(first, trial_plan)?);
     search.run()?;
-    let chosen = replace_inputs(&planned.inputs, again, &search.best.inputs);
+    let chosen = replace_inputs(&planned.inputs, to_search, &search.best.inputs);
     for tried in &search.tried {
-        planned.tried.push(replace_inputs(&planned.inputs, again, tried));
+        planned.tried.push(replace_inputs(&planned.inputs, to_search, tried));
     }
-    for (&b, joined) in again.iter().zip(search.joined_sets()) {
+    for (&b, joined) in to_search.iter().zip(search.joined_sets()) {
         planned.joined[b] = joined;
     }
     if chosen.iter().zip(&planned.inputs).any(|(a, b)| a.graph != b.graph) {
@@ -126,8 +127,8 @@ fn search_some_variants(
 }
 
 /// All inputs, with those at `positions` replaced.
-fn replace_inputs(all: &[BucketInput], positions: &[usize], replaced: &[BucketInput]) -> Vec<BucketInput> {
-    let mut out = all.to_vec();
+fn replace_inputs(inputs: &[BucketInput], positions: &[usize], replaced: &[BucketInput]) -> Vec<BucketInput> {
+    let mut out = inputs.to_vec();
     for (&b, input) in positions.iter().zip(replaced) {
         out[b] = input.clone();
     }
@@ -168,8 +169,8 @@ mod tests {
             assert!(coalesced > 0, "nothing is coalesced, so that few choices are tried");
             // Each collective alone, with the chosen variants and with plain ones. The others are coalesced
             // ones: a few sets for each reach.
-            let made = options.solutions.egraphs_built();
-            assert!((2 * count..=4 * count).contains(&made), "{made} e-graphs for {count} collectives");
+            let built = options.solutions.egraphs_built();
+            assert!((2 * count..=4 * count).contains(&built), "{built} e-graphs for {count} collectives");
         }
     }
 

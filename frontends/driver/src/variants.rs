@@ -75,16 +75,16 @@ impl<'a> VariantSearch<'a> {
 
     /// Chooses variants with the overlap and the exit barriers of the best plan so far.
     fn choose_by_schedule(&mut self) -> Result<()> {
-        let mut kept: Vec<BTreeSet<String>> = vec![BTreeSet::new(); self.best.observed.len()];
+        let mut kept_exits: Vec<BTreeSet<String>> = vec![BTreeSet::new(); self.best.observed.len()];
         for _ in 0..MAX_OVERLAP_ROUNDS {
-            let mut seen = self.best.observed.clone();
-            for (seen, kept) in seen.iter_mut().zip(&mut kept) {
+            let mut observed = self.best.observed.clone();
+            for (observed, exits) in observed.iter_mut().zip(&mut kept_exits) {
                 // A barrier that was kept once is assumed to be kept again.
-                kept.append(&mut seen.exits_kept);
-                seen.exits_kept.clone_from(kept);
+                exits.append(&mut observed.exits_kept);
+                observed.exits_kept.clone_from(exits);
             }
             let joined = self.best.joined.clone();
-            if !self.improve(&VariantChoice { observed: seen, joined, ..VariantChoice::default() })? {
+            if !self.improve(&VariantChoice { observed, joined, ..VariantChoice::default() })? {
                 break;
             }
         }
@@ -107,12 +107,12 @@ impl<'a> VariantSearch<'a> {
         let mut tried: Vec<Vec<JoinedSets>> = Vec::new();
         for &reach in reaches {
             let config = CoalesceConfig { joining, reach, kept: BTreeSet::new() };
-            let found = self.pipeline.joinable(self.buckets, &rewritten, config)?;
+            let joinable = self.pipeline.joinable(self.buckets, &rewritten, config)?;
             let mut sets = before.clone();
-            for (sets, found) in sets.iter_mut().zip(found) {
+            for (sets, joinable) in sets.iter_mut().zip(joinable) {
                 match joining {
-                    JoinMode::Packed => sets.packed = found,
-                    JoinMode::Together => sets.together = found,
+                    JoinMode::Packed => sets.packed = joinable,
+                    JoinMode::Together => sets.together = joinable,
                 }
             }
             if sets == before || tried.contains(&sets) {
@@ -163,15 +163,15 @@ impl<'a> VariantSearch<'a> {
         }
         let profile = &self.pipeline.options.profile;
         let least_us = inputs.iter().map(|input| communication_us(&input.graph, profile));
-        if least_us.zip(&self.best.costs).all(|(least, cost)| least >= *cost) {
+        if least_us.zip(&self.best.costs).all(|(min_us, cost)| min_us >= *cost) {
             return Ok(None);
         }
         let Ok(plan) = self.pipeline.plan_on_trial(self.buckets, &inputs) else { return Ok(None) };
-        let mut other = self.pipeline.attempt_plan(inputs, plan)?;
-        other.is_packed = false;
-        other.joined.clone_from(&choice.joined);
-        other.chosen_with.clone_from(&choice.observed);
-        Ok(Some(other))
+        let mut attempt = self.pipeline.attempt_plan(inputs, plan)?;
+        attempt.is_packed = false;
+        attempt.joined.clone_from(&choice.joined);
+        attempt.chosen_with.clone_from(&choice.observed);
+        Ok(Some(attempt))
     }
 
     /// Takes another plan for the buckets in which it costs less. Returns whether there are any.

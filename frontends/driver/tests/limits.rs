@@ -55,13 +55,13 @@ fn smaller_limits_are_kept_and_never_give_faster_plans() {
             for eighths in [8, 6, 4, 1, 0] {
                 let limit = peak / 8 * eighths;
                 options.symm_limit = Some(limit);
-                let at = format!("{name} on {machine}, {limit} of {peak} bytes");
-                let (plan, _) = compile(&graph, &options).unwrap_or_else(|e| panic!("{at}: {e}"));
-                assert!(plan.arenas.symmetric <= limit, "{at}: {} bytes", plan.arenas.symmetric);
+                let label = format!("{name} on {machine}, {limit} of {peak} bytes");
+                let (plan, _) = compile(&graph, &options).unwrap_or_else(|e| panic!("{label}: {e}"));
+                assert!(plan.arenas.symmetric <= limit, "{label}: {} bytes", plan.arenas.symmetric);
                 let us = total_us(&plan, &options);
                 let is_worth = eighths < 8 || us <= total_us(&free, &options);
-                assert!(is_worth, "{at}: {us} µs, and {} without a limit", total_us(&free, &options));
-                assert!(us >= before, "{at}: {us} µs, and {before} with more memory");
+                assert!(is_worth, "{label}: {us} µs, and {} without a limit", total_us(&free, &options));
+                assert!(us >= before, "{label}: {us} µs, and {before} with more memory");
                 slower += usize::from(before > 0.0 && us > before);
                 before = us;
             }

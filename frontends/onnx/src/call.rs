@@ -141,11 +141,11 @@ impl<'c, 'p> OpCall<'c, 'p> {
             }
         }
         for (_, a) in node.attribute.iter().enumerate().filter(|(i, _)| !read.attributes.contains(i)) {
-            let Some(given) = self.resolve_attribute(a) else { continue };
-            if !self.schema.attribute(&a.name).is_some_and(|s| s.is_default(given)) {
+            let Some(attribute) = self.resolve_attribute(a) else { continue };
+            if !self.schema.attribute(&a.name).is_some_and(|s| s.is_default(attribute)) {
                 return Err(RuleFailure::Opaque(format!(
                     "the attribute {} is not supported",
-                    describe_attribute(given)
+                    describe_attribute(attribute)
                 )));
             }
         }
@@ -158,8 +158,8 @@ impl<'c, 'p> OpCall<'c, 'p> {
     pub fn operand_name(&self, i: usize) -> Option<&'p str> {
         let node = self.node;
         self.read.borrow_mut().operands.insert(i);
-        let given = node.input.get(i).map(String::as_str).filter(|n| !n.is_empty());
-        given.filter(|n| !matches!(self.lowering.scope.get(n), Some((_, NameBinding::Omitted))))
+        let name = node.input.get(i).map(String::as_str).filter(|n| !n.is_empty());
+        name.filter(|n| !matches!(self.lowering.scope.get(n), Some((_, NameBinding::Omitted))))
     }
 
     pub fn opt_tensor(&mut self, i: usize) -> RuleResult<Option<ValueId>> {
@@ -181,7 +181,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
     pub fn known_value(&mut self, i: usize) -> RuleResult<Option<KnownValue>> {
         let Some(name) = self.operand_name(i) else { return Ok(None) };
         Ok(match self.lowering.resolve_name(name)? {
-            NameBinding::Known(known, _) => Some(known),
+            NameBinding::Known(value, _) => Some(value),
             _ => None,
         })
     }
@@ -274,9 +274,9 @@ impl<'c, 'p> OpCall<'c, 'p> {
     /// The attribute of this name. A reference to an attribute of the enclosing function is resolved.
     pub fn attribute(&self, name: &str) -> Option<&'p proto::AttributeProto> {
         let node = self.node;
-        let (at, found) = node.attribute.iter().enumerate().find(|(_, a)| a.name == name)?;
-        self.read.borrow_mut().attributes.insert(at);
-        self.resolve_attribute(found)
+        let (index, attribute) = node.attribute.iter().enumerate().find(|(_, a)| a.name == name)?;
+        self.read.borrow_mut().attributes.insert(index);
+        self.resolve_attribute(attribute)
     }
 
     /// The attribute itself, or the attribute of the enclosing function that it refers to.
@@ -314,8 +314,8 @@ impl<'c, 'p> OpCall<'c, 'p> {
     }
 
     pub fn int(&self, name: &str) -> RuleResult<i64> {
-        let found = self.opt_int(name)?;
-        found.ok_or_else(|| RuleFailure::Invalid(format!("expected an attribute `{name}`, found none")))
+        let value = self.opt_int(name)?;
+        value.ok_or_else(|| RuleFailure::Invalid(format!("expected an attribute `{name}`, found none")))
     }
 
     pub fn flag(&self, name: &str) -> RuleResult<bool> {
@@ -372,11 +372,11 @@ impl<'c, 'p> OpCall<'c, 'p> {
     /// The ascending axes in operand `i` or, in older versions, in the attribute `axes`. `None` if neither is
     /// present.
     pub fn axes(&mut self, i: usize, rank: usize) -> RuleResult<Option<Vec<usize>>> {
-        let given = match self.opt_consts(i, "axes")? {
+        let axes = match self.opt_consts(i, "axes")? {
             Some(axes) => Some(axes),
             None => self.opt_attribute_ints("axes")?.map(<[i64]>::to_vec),
         };
-        given.map(|axes| self.axes_within(&axes, rank)).transpose()
+        axes.map(|axes| self.axes_within(&axes, rank)).transpose()
     }
 
     // Results.
@@ -422,7 +422,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
     pub fn sequence(&mut self, i: usize) -> RuleResult<Vec<ValueId>> {
         let name = require_operand(i, self.operand_name(i))?;
         match self.lowering.resolve_name(name)? {
-            NameBinding::Sequence(parts) => Ok(parts),
+            NameBinding::Sequence(tensors) => Ok(tensors),
             _ => fail_invalid(format!("expected a sequence, found the tensor `{name}`")),
         }
     }

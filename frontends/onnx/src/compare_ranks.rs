@@ -41,14 +41,14 @@ pub(crate) fn compare_with_first(
 }
 
 /// The first lines that differ. Inputs are compared first, then symbols, nodes, and the rest.
-fn first_difference(expected: &str, found: &str) -> (String, String) {
+fn first_difference(expected: &str, actual: &str) -> (String, String) {
     for part in [Some(0), Some(1), Some(2), None] {
         let expected: Vec<&str> = expected.lines().filter(|line| line_part(line) == part).collect();
-        let found: Vec<&str> = found.lines().filter(|line| line_part(line) == part).collect();
-        for i in 0..expected.len().max(found.len()) {
+        let actual: Vec<&str> = actual.lines().filter(|line| line_part(line) == part).collect();
+        for i in 0..expected.len().max(actual.len()) {
             let x = expected.get(i).copied().unwrap_or("none");
-            let y = found.get(i).copied().unwrap_or("none");
-            if expected.get(i) != found.get(i) {
+            let y = actual.get(i).copied().unwrap_or("none");
+            if expected.get(i) != actual.get(i) {
                 return (x.into(), y.into());
             }
         }

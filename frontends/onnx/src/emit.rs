@@ -35,13 +35,13 @@ pub(crate) fn emit_ints(
     ints: &SymbolicInts,
 ) -> RuleResult<ValueId, FailureReason> {
     let mut e = DetachedEmitter { builder, label };
-    let mut parts = Vec::with_capacity(ints.dims.len());
+    let mut elements = Vec::with_capacity(ints.dims.len());
     for dim in &ints.dims {
-        let one = e.emit_dim(dim, ints.dtype)?;
-        parts.push(e.reshape(one, vec![1.into()])?);
+        let element = e.emit_dim(dim, ints.dtype)?;
+        elements.push(e.reshape(element, vec![1.into()])?);
     }
     let shape: Vec<symmc_ir::Dim> = ints.shape.iter().map(|&d| (d as i64).into()).collect();
-    if parts.is_empty() {
+    if elements.is_empty() {
         return e.emit_as(
             "none",
             symmc_ir::Op::Full(symmc_ir::Scalar::Int(0)),
@@ -49,6 +49,6 @@ pub(crate) fn emit_ints(
             TensorType::new(ints.dtype, shape),
         );
     }
-    let row = e.concat(&parts, 0)?;
+    let row = e.concat(&elements, 0)?;
     e.reshape(row, shape)
 }

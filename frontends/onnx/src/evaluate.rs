@@ -62,15 +62,15 @@ fn evaluate_scratch_graph(
     graph.outputs =
         values.iter().flatten().map(|&value| GraphOutput { value, kind: OutputKind::Returned }).collect();
     let graph = compositions.widen(graph);
-    let known = graph.inputs.values().all(|i| i.kind == InputKind::Constant);
+    let are_constant = graph.inputs.values().all(|i| i.kind == InputKind::Constant);
     let small =
         graph.values.keys().all(|v| graph.ty(v).numel().as_const().is_some_and(|n| n <= MAX_ELEMENTS as i64));
     let plain = graph.nodes.values().all(|n| !n.op.is_opaque() && n.op.as_collective().is_none());
-    if !known || !small || !plain {
+    if !are_constant || !small || !plain {
         return None;
     }
     symmc_ir::verify::verify(&graph).ok()?;
     let inputs = graph.inputs.values().map(|i| i.data.clone()).collect::<Option<Vec<_>>>()?;
-    let mut found = interp::run(&graph, &SymbolBindings::new(), &[inputs]).ok()?.pop()?.into_iter();
-    Some(values.iter().map(|v| v.and_then(|_| found.next())).collect())
+    let mut outputs = interp::run(&graph, &SymbolBindings::new(), &[inputs]).ok()?.pop()?.into_iter();
+    Some(values.iter().map(|v| v.and_then(|_| outputs.next())).collect())
 }

@@ -73,9 +73,9 @@ impl Buf for FileBuf {
     fn copy_to_bytes(&mut self, count: usize) -> Bytes {
         let count = count.min(self.remaining());
         if count >= LARGE {
-            let part = self.mapping.slice(self.at..self.at + count);
+            let slice = self.mapping.slice(self.at..self.at + count);
             self.advance(count);
-            return part;
+            return slice;
         }
         let mut copy = vec![0; count];
         self.copy_to_slice(&mut copy);
@@ -104,28 +104,28 @@ mod tests {
     fn bytes_are_those_of_the_file_however_they_are_taken() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
-        let all: Vec<u8> = (0..3 * WINDOW + 17).map(|i| (i % 251) as u8).collect();
-        std::fs::write(&path, &all).unwrap();
-        for step in [1, 7, LARGE - 1, LARGE, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW, all.len()] {
+        let contents: Vec<u8> = (0..3 * WINDOW + 17).map(|i| (i % 251) as u8).collect();
+        std::fs::write(&path, &contents).unwrap();
+        for step in [1, 7, LARGE - 1, LARGE, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW, contents.len()] {
             let mut buf = opened(&path);
-            let mut taken = Vec::new();
+            let mut read = Vec::new();
             while buf.has_remaining() {
                 let next = step.min(buf.remaining());
-                match taken.len() % 3 {
-                    0 => taken.extend_from_slice(&buf.copy_to_bytes(next)),
+                match read.len() % 3 {
+                    0 => read.extend_from_slice(&buf.copy_to_bytes(next)),
                     _ => {
                         let mut copy = vec![0; next];
                         buf.copy_to_slice(&mut copy);
-                        taken.extend(copy);
+                        read.extend(copy);
                     }
                 }
             }
-            assert!(taken == all, "in steps of {step}");
+            assert!(read == contents, "in steps of {step}");
             buf.check_unchanged().unwrap();
         }
         let mut skipped = opened(&path);
         skipped.advance(2 * WINDOW + 5);
-        assert_eq!(skipped.get_u8(), all[2 * WINDOW + 5]);
+        assert_eq!(skipped.get_u8(), contents[2 * WINDOW + 5]);
     }
 
     #[test]

@@ -22,9 +22,9 @@ pub(crate) fn fold_ints(c: &mut OpCall<'_, '_>) -> RuleResult<bool> {
     for i in 0..c.node.input.len() {
         operands.push(match (c.operand_name(i).is_some(), c.known_value(i)?) {
             (false, _) => None,
-            (true, Some(known)) => {
-                symbolic |= matches!(known, KnownValue::Ints(_));
-                let Some(ints) = known.as_ints() else { return Ok(false) };
+            (true, Some(value)) => {
+                symbolic |= matches!(value, KnownValue::Ints(_));
+                let Some(ints) = value.as_ints() else { return Ok(false) };
                 Some(ints)
             }
             (true, None) => return Ok(false),
@@ -34,9 +34,9 @@ pub(crate) fn fold_ints(c: &mut OpCall<'_, '_>) -> RuleResult<bool> {
         return Ok(false);
     }
     let Some(results) = fold_op(c, &operands)? else { return Ok(false) };
-    let known: Option<Vec<KnownValue>> = results.into_iter().map(SymbolicInts::into_known).collect();
-    let Some(known) = known.filter(|k| k.len() >= c.result_count()) else { return Ok(false) };
-    known.into_iter().enumerate().for_each(|(i, k)| c.set_known(i, k));
+    let values: Option<Vec<KnownValue>> = results.into_iter().map(SymbolicInts::into_known).collect();
+    let Some(values) = values.filter(|k| k.len() >= c.result_count()) else { return Ok(false) };
+    values.into_iter().enumerate().for_each(|(i, k)| c.set_known(i, k));
     Ok(true)
 }
 
@@ -47,7 +47,7 @@ fn fold_op(
     let Some(x) = operands.first().and_then(Option::as_ref) else { return Ok(None) };
     let y = operands.get(1).and_then(Option::as_ref);
     let op = c.node.op_type.as_str();
-    let one = match op {
+    let folded = match op {
         "Identity" => Some(x.clone()),
         "Cast" => fold_cast(c, x)?,
         "CastLike" => {
@@ -57,10 +57,10 @@ fn fold_op(
         "Neg" => map_elements(x, |d| Some(Dim::from(0) - d.clone())),
         "Abs" => map_elements(x, |d| (c.dim_bounds(d).0 >= 0).then(|| d.clone())),
         "Add" | "Sub" | "Mul" | "Div" | "Mod" | "Min" | "Max" => {
-            let mut all = operands.iter().flatten();
-            let first = all.next().cloned();
+            let mut ints = operands.iter().flatten();
+            let first = ints.next().cloned();
             first.and_then(|f| {
-                all.try_fold(f, |a, b| a.zip_broadcast(b, a.dtype, |p, q| fold_arithmetic(c, op, p, q)))
+                ints.try_fold(f, |a, b| a.zip_broadcast(b, a.dtype, |p, q| fold_arithmetic(c, op, p, q)))
             })
         }
         "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" => y.and_then(|y| {
@@ -78,7 +78,7 @@ fn fold_op(
         "Split" => return fold_split(c, x, y),
         _ => None,
     };
-    Ok(one.map(|ints| vec![ints]))
+    Ok(folded.map(|ints| vec![ints]))
 }
 
 fn map_elements(x: &SymbolicInts, f: impl FnMut(&Dim) -> Option<Dim>) -> Option<SymbolicInts> {
@@ -164,12 +164,12 @@ fn fold_gather(
 }
 
 fn fold_concat(c: &OpCall<'_, '_>, operands: &[Option<SymbolicInts>]) -> RuleResult<Option<SymbolicInts>> {
-    let all: Vec<&SymbolicInts> = operands.iter().flatten().collect();
-    if all.iter().any(|x| x.shape.len() != 1) || c.axis_or("axis", 0, 1)? != 0 {
+    let ints: Vec<&SymbolicInts> = operands.iter().flatten().collect();
+    if ints.iter().any(|x| x.shape.len() != 1) || c.axis_or("axis", 0, 1)? != 0 {
         return Ok(None);
     }
-    let dims: Vec<Dim> = all.iter().flat_map(|x| x.dims.iter().cloned()).collect();
-    Ok(Some(SymbolicInts { dtype: all[0].dtype, ..SymbolicInts::vector(dims) }))
+    let dims: Vec<Dim> = ints.iter().flat_map(|x| x.dims.iter().cloned()).collect();
+    Ok(Some(SymbolicInts { dtype: ints[0].dtype, ..SymbolicInts::vector(dims) }))
 }
 
 /// A slice of a vector at constant positions. They are operands, or attributes before version 10.
@@ -198,11 +198,11 @@ fn slice_number(
     i: usize,
     name: &str,
 ) -> RuleResult<Option<Option<i64>>> {
-    let given: Option<Vec<Dim>> = match operands.get(i).and_then(Option::as_ref) {
+    let dims: Option<Vec<Dim>> = match operands.get(i).and_then(Option::as_ref) {
         Some(ints) => Some(ints.dims.clone()),
         None => c.opt_attribute_ints(name)?.map(|list| list.iter().map(|&d| d.into()).collect()),
     };
-    Ok(match given.as_deref() {
+    Ok(match dims.as_deref() {
         None => Some(None),
         Some([number]) => number.as_const().map(Some),
         Some(_) => None,
@@ -236,11 +236,11 @@ fn fold_reshape(
     let shape = match c.node.op_type.as_str() {
         "Squeeze" => {
             let axes = c.axes(1, rank)?;
-            let kept = (0..rank).filter(|a| match &axes {
+            let kept_axes = (0..rank).filter(|a| match &axes {
                 Some(axes) => !axes.contains(a),
                 None => x.shape[*a] != 1,
             });
-            kept.map(|a| x.shape[a]).collect()
+            kept_axes.map(|a| x.shape[a]).collect()
         }
         "Unsqueeze" => {
             let new = consts.flatten().map_or(0, |v| v.len());
@@ -283,8 +283,8 @@ fn fold_expand(x: &SymbolicInts, y: &SymbolicInts) -> Option<SymbolicInts> {
     if count > crate::known_values::MAX_FOLLOWED {
         return None;
     }
-    let whole = SymbolicInts { dtype: x.dtype, dims: vec![Dim::from(0); count], shape };
-    whole.zip_broadcast(x, x.dtype, |_, d| Some(d.clone()))
+    let zeros = SymbolicInts { dtype: x.dtype, dims: vec![Dim::from(0); count], shape };
+    zeros.zip_broadcast(x, x.dtype, |_, d| Some(d.clone()))
 }
 
 fn fold_reduce(c: &mut OpCall<'_, '_>, op: &str, x: &SymbolicInts) -> RuleResult<Option<SymbolicInts>> {

@@ -30,7 +30,7 @@ pub(crate) fn find_inlined_body<'p>(
         return Err(RuleFailure::Invalid("expected a condition, found none".into()));
     };
     let name = match lowering.resolve_name(condition)? {
-        NameBinding::Known(known, _) => match known.as_ints().as_ref().map(|i| i.dims.as_slice()) {
+        NameBinding::Known(value, _) => match value.as_ints().as_ref().map(|i| i.dims.as_slice()) {
             Some([one]) if one.as_const() == Some(0) => "else_branch",
             Some([one]) if one.as_const().is_some() => "then_branch",
             _ => return Err(RuleFailure::Opaque("the condition is not a single constant".into())),
@@ -87,13 +87,13 @@ fn function_scope<'p>(
 ) -> RuleResult<NameScope<'p>> {
     if node.input.len() > function.input.len() {
         let expected = function.input.len();
-        let found = node.input.len();
-        return Err(RuleFailure::Invalid(format!("expected at most {expected} operands, found {found}")));
+        let count = node.input.len();
+        return Err(RuleFailure::Invalid(format!("expected at most {expected} operands, found {count}")));
     }
     if node.output.len() > function.output.len() {
         let expected = function.output.len();
-        let found = node.output.len();
-        return Err(RuleFailure::Invalid(format!("expected at most {expected} results, found {found}")));
+        let count = node.output.len();
+        return Err(RuleFailure::Invalid(format!("expected at most {expected} results, found {count}")));
     }
     let mut opsets = lowering.scope.opsets.clone();
     opsets.extend(versions::opset_versions(&function.opset_import)?);
@@ -102,17 +102,17 @@ fn function_scope<'p>(
     for default in &function.attribute_proto {
         scope.attributes.insert(&default.name, default);
     }
-    for given in &node.attribute {
-        let is_declared = function.attribute.contains(&given.name)
-            || function.attribute_proto.iter().any(|a| a.name == given.name);
+    for passed in &node.attribute {
+        let is_declared = function.attribute.contains(&passed.name)
+            || function.attribute_proto.iter().any(|a| a.name == passed.name);
         if !is_declared {
-            let found = describe_attribute(given);
+            let attribute = describe_attribute(passed);
             return Err(RuleFailure::Invalid(format!(
-                "expected an attribute of the function, found {found}"
+                "expected an attribute of the function, found {attribute}"
             )));
         }
-        if let Some(resolved) = lowering.scope.resolve_attribute(given) {
-            scope.attributes.insert(&given.name, resolved);
+        if let Some(resolved) = lowering.scope.resolve_attribute(passed) {
+            scope.attributes.insert(&passed.name, resolved);
         }
     }
     for (i, parameter) in function.input.iter().enumerate() {

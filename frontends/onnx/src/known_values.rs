@@ -86,17 +86,17 @@ impl SymbolicInts {
 
     /// The element at position `i` of a shape to which this tensor broadcasts.
     pub fn broadcast_element(&self, shape: &[usize], mut i: usize) -> Option<&Dim> {
-        let mut at = 0;
+        let mut offset = 0;
         let mut stride = 1;
         for (axis, &n) in shape.iter().enumerate().rev() {
             let position = i % n.max(1);
             i /= n.max(1);
             if let Some(own) = (axis + self.shape.len()).checked_sub(shape.len()) {
-                at += if self.shape[own] == 1 { 0 } else { position * stride };
+                offset += if self.shape[own] == 1 { 0 } else { position * stride };
                 stride *= self.shape[own];
             }
         }
-        self.dims.get(at)
+        self.dims.get(offset)
     }
 
     /// The elements at these positions along an axis. The axes `replacing` take the place of the axis.

@@ -175,16 +175,16 @@ pub fn import(files: &[ModelSource], options: &ImportOptions) -> Result<ImportOu
                 let data_files = tensor_files.data_files();
                 imported = Some(ImportOutput { graph, weights, notes, unbounded, data_files });
             }
-            Some(all) => {
-                all.data_files.extend(tensor_files.data_files());
-                let weights = compare_ranks::compare_with_first(&first.name, &all.graph, graph, weights)
+            Some(program) => {
+                program.data_files.extend(tensor_files.data_files());
+                let weights = compare_ranks::compare_with_first(&first.name, &program.graph, graph, weights)
                     .map_err(|reason| reason.in_file(&file.name))?;
-                all.weights.push(weights);
+                program.weights.push(weights);
             }
         }
     }
-    if let (Some(all), Some(name)) = (&mut imported, find_repeated_file(files)) {
-        all.notes.push(format!("{name} is given for several ranks: they have the same weights"));
+    if let (Some(program), Some(name)) = (&mut imported, find_repeated_file(files)) {
+        program.notes.push(format!("{name} is given for several ranks: they have the same weights"));
     }
     imported.ok_or_else(|| FailureReason::Graph("no program was imported".into()).in_file(&first.name))
 }

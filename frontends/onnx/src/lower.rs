@@ -114,7 +114,7 @@ impl<'p> ImportLowering<'p> {
             return Ok(None);
         }
         let dtype = tensor_data::dtype_from_code(tensor.elem_type)
-            .map_err(|found| error(format!("expected a supported dtype, found {found}")))?;
+            .map_err(|dtype| error(format!("expected a supported dtype, found {dtype}")))?;
         let Some(shape) = &tensor.shape else { return Ok(None) };
         let dims = shape.dim.iter().enumerate();
         let dims =
@@ -211,10 +211,10 @@ impl<'p> ImportLowering<'p> {
         match self.resolve_name(name)? {
             NameBinding::Value(v) => Ok(v),
             NameBinding::Known(_, Some(v)) if !self.scratch => Ok(v),
-            NameBinding::Known(known, _) => {
-                let value = self.emit_known(name, &known)?;
+            NameBinding::Known(known_value, _) => {
+                let value = self.emit_known(name, &known_value)?;
                 if let Some((level, key, _)) = self.find_binding(name).filter(|_| !self.scratch) {
-                    self.scope_at_level(level).rebind(key, NameBinding::Known(known, Some(value)));
+                    self.scope_at_level(level).rebind(key, NameBinding::Known(known_value, Some(value)));
                 }
                 Ok(value)
             }

@@ -68,12 +68,13 @@ pub(crate) fn find_parameters(models: &[proto::ModelProto], tensor_files: &[Tens
 
 /// The data of a tensor that is not a parameter by its type alone. A tensor that cannot be read is reported
 /// where it is used.
-fn read_comparable(place: &TensorUse<'_>, files: &TensorFiles) -> Option<Arc<Tensor>> {
-    let small = tensor_data::stored_type(place.tensor).is_ok_and(|(dtype, shape)| is_constant(dtype, &shape));
-    if !small && place.initializer {
+fn read_comparable(tensor_use: &TensorUse<'_>, files: &TensorFiles) -> Option<Arc<Tensor>> {
+    let small =
+        tensor_data::stored_type(tensor_use.tensor).is_ok_and(|(dtype, shape)| is_constant(dtype, &shape));
+    if !small && tensor_use.initializer {
         return None;
     }
-    files.read_tensor(place.tensor).ok()
+    files.read_tensor(tensor_use.tensor).ok()
 }
 
 /// One use of a tensor that is stored in the file.

@@ -13,12 +13,12 @@ pub(crate) struct RankCount {
 }
 
 impl RankCount {
-    pub fn new(asked: Option<u32>, files: usize) -> Result<RankCount, FailureReason> {
-        if asked == Some(0) {
+    pub fn new(requested: Option<u32>, files: usize) -> Result<RankCount, FailureReason> {
+        if requested == Some(0) {
             return Err(FailureReason::Ranks("expected at least 1 rank, found 0".into()));
         }
         let mut ranks = RankCount { files, stated: None, communicates: false };
-        match asked {
+        match requested {
             Some(n) => ranks.record_count("the caller says".into(), n).map(|()| ranks),
             None => Ok(ranks),
         }

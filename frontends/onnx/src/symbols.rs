@@ -59,23 +59,24 @@ impl ProgramSymbols {
             .map(|e| parse_range_metadata(&e.value))
             .unwrap_or_default();
         let mut declared: Vec<DeclaredSymbol> = Vec::with_capacity(order.len());
-        for (name, known) in order.iter().zip(assign_ranges(&order, &stated)) {
+        for (name, assigned) in order.iter().zip(assign_ranges(&order, &stated)) {
             let generated = order.len() == 1 && is_generated(name);
             let shown =
                 unique_name(&declared, if generated { "tokens".into() } else { ranges::to_identifier(name) });
             let (min, max) = ranges::normalize_range(
                 name,
-                known.range.and_then(|r| r.min),
-                known.range.and_then(|r| r.max),
+                assigned.range.and_then(|r| r.min),
+                assigned.range.and_then(|r| r.max),
             )?;
-            let is_constrained = given.constraints.iter().any(|(asked, _)| *asked == shown || asked == name);
-            if !known.certain && !is_constrained {
+            let is_constrained =
+                given.constraints.iter().any(|(symbol, _)| *symbol == shown || symbol == name);
+            if !assigned.certain && !is_constrained {
                 let max = max.map_or("any size".into(), |max| max.to_string());
                 notes.push(format!(
                     "symbol {shown} is assumed to be {min} to {max}: its range is not certain"
                 ));
             }
-            let alias = known.torch.or(Some(name)).filter(|alias| **alias != shown).cloned();
+            let alias = assigned.torch.or(Some(name)).filter(|alias| **alias != shown).cloned();
             let recorded = recorded_extent(name, arguments, &given.recorded_shapes);
             declared.push(DeclaredSymbol { name: shown, alias, min, max, recorded });
         }
@@ -188,22 +189,22 @@ struct AssignedRange<'r> {
 /// and one range are left, they belong together. Otherwise the symbol gets a range that covers all remaining
 /// ones, provided that there is one for each symbol.
 fn assign_ranges<'r>(order: &[String], ranges: &'r IndexMap<String, SymbolRange>) -> Vec<AssignedRange<'r>> {
-    let left: Vec<_> = ranges.iter().filter(|(name, _)| !order.contains(name)).collect();
+    let unmatched: Vec<_> = ranges.iter().filter(|(name, _)| !order.contains(name)).collect();
     let unnamed = order.iter().filter(|name| !ranges.contains_key(*name)).count();
-    let all_equal = left.windows(2).all(|w| w[0].1 == w[1].1);
-    let all = left.iter().map(|(_, range)| **range).reduce(|a, b| SymbolRange {
+    let all_equal = unmatched.windows(2).all(|w| w[0].1 == w[1].1);
+    let combined = unmatched.iter().map(|(_, range)| **range).reduce(|a, b| SymbolRange {
         min: a.min.zip(b.min).map(|(a, b)| a.min(b)),
         max: a.max.zip(b.max).map(|(a, b)| a.max(b)),
     });
     order
         .iter()
-        .map(|name| match (ranges.get(name), left.as_slice()) {
+        .map(|name| match (ranges.get(name), unmatched.as_slice()) {
             (Some(range), _) => AssignedRange { torch: None, range: Some(*range), certain: true },
             (None, [(torch, range)]) if unnamed == 1 => {
                 AssignedRange { torch: Some(torch), range: Some(**range), certain: true }
             }
-            (None, _) if left.len() >= unnamed => {
-                AssignedRange { torch: None, range: all, certain: all_equal }
+            (None, _) if unmatched.len() >= unnamed => {
+                AssignedRange { torch: None, range: combined, certain: all_equal }
             }
             _ => AssignedRange { torch: None, range: None, certain: true },
         })
@@ -213,9 +214,9 @@ fn assign_ranges<'r>(order: &[String], ranges: &'r IndexMap<String, SymbolRange>
 /// Parses `{s23: VR[2, 1024], s5: VR[0, int_oo]}`. Entries that do not parse are left out.
 fn parse_range_metadata(text: &str) -> IndexMap<String, SymbolRange> {
     let mut out = IndexMap::new();
-    for part in text.trim().trim_start_matches('{').split("VR[").collect::<Vec<_>>().windows(2) {
-        let name = part[0].rsplit([',', '{', ']']).next().unwrap_or("").trim().trim_end_matches(':').trim();
-        let Some((interval, _)) = part[1].split_once(']') else { continue };
+    for texts in text.trim().trim_start_matches('{').split("VR[").collect::<Vec<_>>().windows(2) {
+        let name = texts[0].rsplit([',', '{', ']']).next().unwrap_or("").trim().trim_end_matches(':').trim();
+        let Some((interval, _)) = texts[1].split_once(']') else { continue };
         let Some((min, max)) = interval.split_once(',') else { continue };
         let min = min.trim().parse().ok();
         let max = max.trim().parse().ok();
@@ -252,7 +253,7 @@ mod tests {
     fn symbols(dims: &[&str], ranges: &str) -> (Vec<String>, Vec<String>) {
         let metadata = [proto::StringStringEntryProto { key: RANGES.into(), value: ranges.into() }];
         let mut notes = Vec::new();
-        let found = ProgramSymbols::new(
+        let symbols = ProgramSymbols::new(
             &[&argument(dims)],
             &metadata,
             &SymbolConstraints::default(),
@@ -264,29 +265,29 @@ mod tests {
             let alias = s.alias.as_ref().map_or(String::new(), |a| format!(" ({a})"));
             format!("{}{alias} {}..{}", s.name, s.min, s.max)
         };
-        (found.table.values().map(show).collect(), notes)
+        (symbols.table.values().map(show).collect(), notes)
     }
 
     #[test]
     fn ranges_belong_to_symbols_where_that_is_certain() {
-        let all = |dims: &[&str], ranges| symbols(dims, ranges).0;
-        assert_eq!(all(&["tokens", "4"], "{s23: VR[2, 1024]}"), ["tokens (s23) 2..1024"]);
-        assert_eq!(all(&["s23"], "{s23: VR[2, 1024]}"), ["tokens (s23) 2..1024"]);
-        assert_eq!(all(&["a", "s1"], "{s0: VR[2, 8], s1: VR[3, 9]}"), ["a (s0) 2..8", "s1 3..9"]);
-        assert_eq!(all(&["a", "b"], "{s0: VR[2, 8], s1: VR[2, 8]}"), ["a 2..8", "b 2..8"]);
+        let resolved = |dims: &[&str], ranges| symbols(dims, ranges).0;
+        assert_eq!(resolved(&["tokens", "4"], "{s23: VR[2, 1024]}"), ["tokens (s23) 2..1024"]);
+        assert_eq!(resolved(&["s23"], "{s23: VR[2, 1024]}"), ["tokens (s23) 2..1024"]);
+        assert_eq!(resolved(&["a", "s1"], "{s0: VR[2, 8], s1: VR[3, 9]}"), ["a (s0) 2..8", "s1 3..9"]);
+        assert_eq!(resolved(&["a", "b"], "{s0: VR[2, 8], s1: VR[2, 8]}"), ["a 2..8", "b 2..8"]);
         // The assignment is unknown, so each symbol gets a range that covers both.
-        let (found, notes) = symbols(&["a", "b"], "{s0: VR[2, 8], s1: VR[3, 9]}");
-        assert_eq!(found, ["a 2..9", "b 2..9"]);
+        let (shown, notes) = symbols(&["a", "b"], "{s0: VR[2, 8], s1: VR[3, 9]}");
+        assert_eq!(shown, ["a 2..9", "b 2..9"]);
         assert_eq!(notes[1], "symbol b is assumed to be 2 to 9: its range is not certain");
         // Symbols without a bound get the default one.
-        let (found, notes) = symbols(&["a", "b"], "{s0: VR[2, 8]}");
-        assert_eq!(found, ["a 0..1048576", "b 0..1048576"]);
+        let (shown, notes) = symbols(&["a", "b"], "{s0: VR[2, 8]}");
+        assert_eq!(shown, ["a 0..1048576", "b 0..1048576"]);
         assert_eq!(notes[0], "symbol a has no upper bound in the program; assuming 1048576");
         assert_eq!(
-            all(&["a b", "a_b", "c d"], ""),
+            resolved(&["a b", "a_b", "c d"], ""),
             ["a_b (a b) 0..1048576", "a_b_2 (a_b) 0..1048576", "c_d (c d) 0..1048576"]
         );
-        assert_eq!(all(&["n"], "{s0: VR[1, int_oo]}"), ["n (s0) 1..1048576"]);
+        assert_eq!(resolved(&["n"], "{s0: VR[1, int_oo]}"), ["n (s0) 1..1048576"]);
         assert!(
             ProgramSymbols::new(
                 &[&argument(&["n"])],

@@ -21,8 +21,8 @@ use crate::proto;
 
 /// The dtype of an ONNX element type, or the name of one that the IR does not have.
 pub(crate) fn dtype_from_code(code: i32) -> Result<DType, String> {
-    if let Some(&known) = DType::ALL.iter().find(|dtype| dtype.facts().onnx == code) {
-        return Ok(known);
+    if let Some(&dtype) = DType::ALL.iter().find(|dtype| dtype.facts().onnx == code) {
+        return Ok(dtype);
     }
     let name = match code {
         0 => "undefined",
@@ -53,7 +53,7 @@ pub(crate) fn dtype_from_code(code: i32) -> Result<DType, String> {
 
 pub(crate) fn stored_type(tensor: &proto::TensorProto) -> Result<(DType, Vec<usize>), String> {
     let dtype = dtype_from_code(tensor.data_type)
-        .map_err(|found| format!("expected a supported dtype, found {found}"))?;
+        .map_err(|dtype| format!("expected a supported dtype, found {dtype}"))?;
     let shape: Option<Vec<usize>> = tensor.dims.iter().map(|&d| usize::try_from(d).ok()).collect();
     match shape {
         Some(shape) if shape.len() <= symmc_ir::dim::MAX_RANK => Ok((dtype, shape)),
@@ -148,9 +148,9 @@ impl TensorFiles {
     fn inline_part(&self, raw: &Bytes) -> Option<BackingSlice> {
         if let Some(own) = &self.own {
             let start = raw.as_ptr().addr().checked_sub(own.bytes().as_ptr().addr());
-            let range = start.and_then(|at| Some(at..at.checked_add(raw.len())?));
-            if let Some(part) = range.and_then(|range| BackingSlice::new(own.clone(), range)) {
-                return Some(part);
+            let range = start.and_then(|start| Some(start..start.checked_add(raw.len())?));
+            if let Some(slice) = range.and_then(|range| BackingSlice::new(own.clone(), range)) {
+                return Some(slice);
             }
         }
         BackingSlice::new(Arc::new(InlineBytes(raw.clone())), 0..raw.len())
@@ -167,14 +167,14 @@ impl TensorFiles {
             Some(count) => format!("expected {count} bytes for {dtype}{shape:?}"),
             None => format!("expected fewer elements than {dtype}{shape:?} has"),
         };
-        let made = if tensor.data_location == proto::EXTERNAL {
-            let part = self.external_part(tensor, count.unwrap_or(usize::MAX))?;
-            tensor_over_part(dtype, &shape, part)
+        let loaded = if tensor.data_location == proto::EXTERNAL {
+            let slice = self.external_part(tensor, count.unwrap_or(usize::MAX))?;
+            tensor_over_part(dtype, &shape, slice)
         } else if let Some(raw) = tensor.raw_data.as_ref().filter(|raw| !raw.is_empty() || count == Some(0)) {
             if count != Some(raw.len()) {
                 return Err(format!("{}, found {} in raw_data", expected(), raw.len()));
             }
-            self.inline_part(raw).and_then(|part| tensor_over_part(dtype, &shape, part))
+            self.inline_part(raw).and_then(|slice| tensor_over_part(dtype, &shape, slice))
         } else {
             let bytes = typed_field_bytes(tensor, dtype);
             if count != Some(bytes.len()) {
@@ -182,7 +182,7 @@ impl TensorFiles {
             }
             Tensor::new(dtype, shape.clone(), bytes)
         };
-        made.ok_or_else(expected)
+        loaded.ok_or_else(expected)
     }
 
     /// A stored tensor whose data is in memory that no other process changes. Fails if
@@ -200,9 +200,9 @@ impl TensorFiles {
         }
         let file = self.open_data_file(location)?;
         let range: Option<Range<usize>> = start.checked_add(count).map(|end| start..end);
-        let found = file.bytes().len();
+        let len = file.bytes().len();
         range.and_then(|range| BackingSlice::new(file, range)).ok_or_else(|| {
-            format!("expected {count} bytes at offset {start} of `{location}`, found a file of {found} bytes")
+            format!("expected {count} bytes at offset {start} of `{location}`, found a file of {len} bytes")
         })
     }
 
@@ -227,13 +227,13 @@ impl TensorFiles {
         // Opening a pipe would wait for its writer.
         let kind = std::fs::metadata(&path).map_err(|e| data_file_error(&path, e))?.file_type();
         if !kind.is_file() {
-            let what = match kind {
+            let noun = match kind {
                 k if k.is_dir() => "folder",
                 k if k.is_fifo() => "named pipe",
                 k if k.is_socket() => "socket",
                 _ => "device",
             };
-            return Err(format!("expected an external data file, found the {what} {}", path.display()));
+            return Err(format!("expected an external data file, found the {noun} {}", path.display()));
         }
         let file = MappedFile::open(&path).map_err(|e| data_file_error(&path, e))?;
         let file = Arc::new(file);
@@ -265,7 +265,7 @@ fn tensor_over_part(dtype: DType, shape: &[usize], part: BackingSlice) -> Option
         return Tensor::from_backing(dtype, shape, part);
     }
     let copied = LazyCopy { from: part, copy: OnceLock::new(), bools };
-    BackingSlice::new(Arc::new(copied), 0..size).and_then(|part| Tensor::from_backing(dtype, shape, part))
+    BackingSlice::new(Arc::new(copied), 0..size).and_then(|slice| Tensor::from_backing(dtype, shape, slice))
 }
 
 fn typed_field_bytes(tensor: &proto::TensorProto, dtype: DType) -> Vec<u8> {

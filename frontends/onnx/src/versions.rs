@@ -46,22 +46,25 @@ pub(crate) fn opset_versions(
     let mut versions = HashMap::new();
     for import in imports {
         let domain = normalize_domain(&import.domain);
-        let (who, known) = match domain {
+        let (who, supported) = match domain {
             "" => ("ONNX's operators", OLDEST..=schemas::newest_opset()),
             "com.microsoft" => ("ONNX Runtime's operators", 1..=1),
             other => (other, 0..=i64::MAX),
         };
-        let found = format!("version {}", import.version);
-        if !known.contains(&import.version) {
-            let oldest = known.start();
-            let newest = known.end();
+        let version = format!("version {}", import.version);
+        if !supported.contains(&import.version) {
+            let oldest = supported.start();
+            let newest = supported.end();
             let range = if oldest == newest { oldest.to_string() } else { format!("{oldest} to {newest}") };
-            return Err(FailureReason::Version { expected: format!("version {range} of {who}"), found });
+            return Err(FailureReason::Version {
+                expected: format!("version {range} of {who}"),
+                found: version,
+            });
         }
         match versions.insert(domain, import.version) {
             Some(first) if first != import.version => {
                 let expected = format!("one version of {who}, {first}");
-                return Err(FailureReason::Version { expected, found });
+                return Err(FailureReason::Version { expected, found: version });
             }
             _ => {}
         }

@@ -79,13 +79,13 @@ impl Board {
         let words: Vec<u64> = words.into_iter().map(i64::cast_unsigned).collect();
         self.with_board(|board| {
             loop {
-                let found = py.detach(|| {
-                    let found = board.exchange(round, &words, POLL_INTERVAL);
-                    found.map(|found| found.map(<[u64]>::to_vec)).map_err(symmc::Error::from)
+                let received = py.detach(|| {
+                    let received = board.exchange(round, &words, POLL_INTERVAL);
+                    received.map(|received| received.map(<[u64]>::to_vec)).map_err(symmc::Error::from)
                 });
-                match found {
-                    Ok(Some(found)) => {
-                        let ranks = found.chunks(words.len().max(1));
+                match received {
+                    Ok(Some(received)) => {
+                        let ranks = received.chunks(words.len().max(1));
                         return ranks
                             .map(|own| PyTuple::new(py, own.iter().map(|w| w.cast_signed())))
                             .collect();

@@ -107,9 +107,9 @@ impl ForeignTensor {
         let py = object.py();
         let exports = object.getattr_opt("__dlpack__")?;
         let Some(export) = exports else {
-            let found = object.get_type().name()?;
+            let type_name = object.get_type().name()?;
             return Err(input_error(format!(
-                "{what}: expected a tensor (an object with __dlpack__, such as those of NumPy and PyTorch), found {found}"
+                "{what}: expected a tensor (an object with __dlpack__, such as those of NumPy and PyTorch), found {type_name}"
             )));
         };
         let unshared = |error: PyErr| {
@@ -121,8 +121,8 @@ impl ForeignTensor {
             refusal.set_cause(py, Some(error));
             refusal
         };
-        let place = object.call_method0("__dlpack_device__").and_then(|place| place.extract());
-        let device: (i32, i32) = place.map_err(unshared)?;
+        let location = object.call_method0("__dlpack_device__").and_then(|value| value.extract());
+        let device: (i32, i32) = location.map_err(unshared)?;
         let keywords = PyDict::new(py);
         if device.0 == device::CUDA {
             // Runs are enqueued on the stream of the caller, so there is nothing to wait for.
@@ -156,8 +156,8 @@ impl ForeignTensor {
         let rank = usize::try_from(tensor.ndim)
             .map_err(|_| input_error(format!("{what}: it has {} axes", tensor.ndim)))?;
         // SAFETY: the protocol gives one number for each axis; without axes nothing is read.
-        let axis_numbers = |at: *mut i64| unsafe {
-            (rank > 0 && !at.is_null()).then(|| std::slice::from_raw_parts(at, rank))
+        let axis_numbers = |numbers: *mut i64| unsafe {
+            (rank > 0 && !numbers.is_null()).then(|| std::slice::from_raw_parts(numbers, rank))
         };
         let extents = axis_numbers(tensor.shape).unwrap_or_default();
         let shape: Result<Vec<usize>, _> = extents.iter().map(|&d| usize::try_from(d)).collect();
@@ -263,9 +263,10 @@ pub fn export_capsule<T: Send + 'static>(
         &raw mut (*exported).managed
     };
     // SAFETY: the name is static. The pointer is valid until the destructor or the consumer frees the tensor.
-    let made = unsafe { pyo3::ffi::PyCapsule_New(pointer.cast(), CAPSULE_NAME.as_ptr(), Some(drop_untaken)) };
+    let capsule =
+        unsafe { pyo3::ffi::PyCapsule_New(pointer.cast(), CAPSULE_NAME.as_ptr(), Some(drop_untaken)) };
     // SAFETY: it is a new reference, or NULL with an exception.
-    match unsafe { Bound::from_owned_ptr_or_opt(py, made) } {
+    match unsafe { Bound::from_owned_ptr_or_opt(py, capsule) } {
         Some(capsule) => Ok(capsule.unbind()),
         None => {
             // SAFETY: nothing else has the pointer.

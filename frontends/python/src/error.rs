@@ -175,24 +175,24 @@ fn add_data_errors(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let input = py.get_type::<InputError>();
     let runtime = py.get_type::<PyRuntimeError>();
     let indices = PyTuple::new(py, [&input, &py.get_type::<PyIndexError>(), &runtime])?;
-    let others = PyTuple::new(py, [&input, &runtime])?;
+    let data_bases = PyTuple::new(py, [&input, &runtime])?;
     let classes = [
         (&BAD_INDEX, "IndexRangeError", indices, "An index of a run is outside of the axis that it indexes."),
         (
             &BAD_DATA,
             "DataError",
-            others,
+            data_bases,
             "A step of a run rejects its data, for example an integer that is divided by zero.",
         ),
     ];
-    for (known, name, bases, doc) in classes {
+    for (cell, name, bases, doc) in classes {
         let attributes = PyDict::new(py);
         attributes.set_item("__module__", "symmc")?;
         attributes.set_item("__doc__", doc)?;
         let class = py.get_type::<PyType>().call1((name, bases, attributes))?.cast_into::<PyType>()?;
         module.add(name, &class)?;
         // The module is created once in a process.
-        let _ = known.set(py, class.unbind());
+        let _ = cell.set(py, class.unbind());
     }
     Ok(())
 }

@@ -79,8 +79,8 @@ impl LocationReader {
 
     /// The function that describes tensors of this type, if the type has a table.
     fn describe_function(&mut self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<Describe>> {
-        let found = tensor.get_type_ptr();
-        if let Some((_, describe)) = self.0.iter().find(|(known, _)| known.as_ptr() == found.cast()) {
+        let type_ptr = tensor.get_type_ptr();
+        if let Some((_, describe)) = self.0.iter().find(|(ty, _)| ty.as_ptr() == type_ptr.cast()) {
             return Ok(*describe);
         }
         let describe = find_describe_function(&tensor.get_type())?;
@@ -95,15 +95,15 @@ fn find_describe_function(of: &Bound<'_, PyType>) -> PyResult<Option<Describe>> 
         return Ok(None);
     };
     let Ok(capsule) = capsule.cast_into::<PyCapsule>() else { return Ok(None) };
-    let mut at = capsule.pointer_checked(Some(NAME))?.as_ptr().cast_const().cast::<ExchangeHeader>();
-    while !at.is_null() {
+    let mut table = capsule.pointer_checked(Some(NAME))?.as_ptr().cast_const().cast::<ExchangeHeader>();
+    while !table.is_null() {
         // SAFETY: by the protocol a capsule of this name holds a table. It and its earlier tables exist as long as the process.
-        let header = unsafe { &*at };
+        let header = unsafe { &*table };
         if header.major == MAJOR {
             // SAFETY: as above; tables of this version have this layout.
-            return Ok(unsafe { (*at.cast::<ExchangeTable>()).describe });
+            return Ok(unsafe { (*table.cast::<ExchangeTable>()).describe });
         }
-        at = header.earlier;
+        table = header.earlier;
     }
     Ok(None)
 }
@@ -119,9 +119,9 @@ fn call_describe(describe: Describe, object: &Bound<'_, PyAny>) -> PyResult<Tens
     // SAFETY: the function returned 0, so the structure is filled. Zeros would be a valid structure too.
     let tensor = unsafe { tensor.assume_init() };
     let axes = usize::try_from(tensor.ndim).unwrap_or(0);
-    let axis_numbers = |at: *mut i64| match NonNull::new(at) {
+    let axis_numbers = |numbers: *mut i64| match NonNull::new(numbers) {
         // SAFETY: by the protocol there is a number for each axis as long as the tensor exists.
-        Some(at) => unsafe { std::slice::from_raw_parts(at.as_ptr(), axes) },
+        Some(numbers) => unsafe { std::slice::from_raw_parts(numbers.as_ptr(), axes) },
         None => &[],
     };
     let extents = axis_numbers(tensor.shape);

@@ -54,8 +54,8 @@ impl Group {
                 error
             }
         })?;
-        let made = torch.call_method1("group_of", (given, timeout))?;
-        made.cast::<Group>()?.get().shared_group()
+        let group = torch.call_method1("group_of", (given, timeout))?;
+        group.cast::<Group>()?.get().shared_group()
     }
 
     fn shared_group(&self) -> PyResult<Arc<symmc::Group>> {
@@ -75,12 +75,12 @@ struct PythonBootstrap<'py> {
 impl Bootstrap for PythonBootstrap<'_> {
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, String> {
         let mine = PyBytes::new(self.all_gather.py(), mine);
-        let all = self.all_gather.call1((mine,)).map_err(|error| {
+        let gathered = self.all_gather.call1((mine,)).map_err(|error| {
             let text = error.to_string();
             self.raised = Some(error);
             text
         })?;
-        all.extract().map_err(|_| format!("all_gather: expected a list of bytes, found {all}"))
+        gathered.extract().map_err(|_| format!("all_gather: expected a list of bytes, found {gathered}"))
     }
 
     fn reports_failures(&self) -> bool {

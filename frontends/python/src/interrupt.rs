@@ -54,11 +54,11 @@ pub fn run_interruptible<T: Send + 'static>(
         .map_err(|error| resource_error(format!("{what}: a thread cannot be started: {error}")))?;
     let receiver = std::sync::Mutex::new(receiver);
     loop {
-        let found = py.detach(|| {
+        let received = py.detach(|| {
             let receiver = receiver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             receiver.recv_timeout(POLL_INTERVAL)
         });
-        match found {
+        match received {
             Ok(result) => return result.map_err(to_exception),
             Err(RecvTimeoutError::Timeout) => check_wait(py)?,
             Err(RecvTimeoutError::Disconnected) => return Err(defect_error(format!("{what} panicked"))),

@@ -87,8 +87,8 @@ impl LaunchBindings {
             self.outputs = session.returned_slots().into_iter().map(unbound).collect();
         }
         let returned = session.outputs()?.into_iter().filter(|value| value.replaces.is_none());
-        let all = session.inputs()?.into_iter().chain(returned);
-        for (slot, value) in self.arguments.iter_mut().chain(&mut self.outputs).zip(all) {
+        let values = session.inputs()?.into_iter().chain(returned);
+        for (slot, value) in self.arguments.iter_mut().chain(&mut self.outputs).zip(values) {
             slot.bytes = value.bytes;
             slot.element = value.dtype.size() as u64;
             slot.at = 0;
@@ -177,11 +177,11 @@ pub fn expect_device(gpu: Option<i32>, found: DlDevice, what: impl Fn() -> Strin
     if fits {
         return Ok(());
     }
-    let at = |kind: i32, id: i32| match kind {
+    let device_text = |kind: i32, id: i32| match kind {
         device::CPU => "memory of the host".to_string(),
         device::CUDA => format!("memory of GPU {id}"),
         _ => format!("a device of type {kind}"),
     };
-    let expected = gpu.map_or_else(|| at(device::CPU, 0), |gpu| at(device::CUDA, gpu));
-    Err(input_error(format!("{}: expected {expected}, found {}", what(), at(found.kind, found.id))))
+    let expected = gpu.map_or_else(|| device_text(device::CPU, 0), |gpu| device_text(device::CUDA, gpu));
+    Err(input_error(format!("{}: expected {expected}, found {}", what(), device_text(found.kind, found.id))))
 }

@@ -68,13 +68,13 @@ impl OverlapFinder {
 
 impl OverlapFinder {
     fn intersecting_pairs(&self, ranges: &[TensorRange]) -> Vec<(usize, usize)> {
-        let mut order: Vec<usize> =
-            (0..ranges.len()).filter(|&at| ranges[at].start < ranges[at].end).collect();
-        order.sort_unstable_by_key(|&at| ranges[at].start);
+        let mut order: Vec<usize> = (0..ranges.len()).filter(|&i| ranges[i].start < ranges[i].end).collect();
+        order.sort_unstable_by_key(|&i| ranges[i].start);
         let mut pairs = Vec::new();
         // Only a range that begins before the end of another one intersects it.
-        for (place, &one) in order.iter().enumerate() {
-            let later = order[place + 1..].iter().take_while(|&&other| ranges[other].start < ranges[one].end);
+        for (position, &one) in order.iter().enumerate() {
+            let later =
+                order[position + 1..].iter().take_while(|&&other| ranges[other].start < ranges[one].end);
             for &other in later {
                 let [first, second] = [self.tensors[one], self.tensors[other]];
                 match (first.1, second.1) {

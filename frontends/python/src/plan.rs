@@ -127,15 +127,15 @@ pub fn compile(
             "ranks: the program does not fix the number of ranks: expected the number, found None",
         ));
     }
-    if let Some(given) = buckets {
-        config = config.with_buckets(read_buckets(&given, program)?);
+    if let Some(ranges) = buckets {
+        config = config.with_buckets(read_buckets(&ranges, program)?);
     }
     config = config.with_bind(match bind {
         None | Some(BoundArguments::All(false)) => ArgumentBinding::None,
         Some(BoundArguments::All(true)) => ArgumentBinding::All,
         Some(BoundArguments::Named(names)) => ArgumentBinding::Named(names),
     });
-    config = config.with_variants(variants.map(|given| read_variants(&given)).transpose()?);
+    config = config.with_variants(variants.map(|names| read_variants(&names)).transpose()?);
     if let Some(name) = order {
         config = config.with_order(read_order(&name)?);
     }
@@ -149,11 +149,11 @@ pub fn compile(
     if let Some(text) = numerics {
         config = config.with_numerics(read_numerics(&text)?);
     }
-    let given = program.0.clone();
+    let source = program.0.clone();
     run_interruptible(py, "compile", move || match ranks {
-        None => symmc::compile(&given, &config),
+        None => symmc::compile(&source, &config),
         Some(ranks) => {
-            let mut program = symmc::Program::clone(&given);
+            let mut program = symmc::Program::clone(&source);
             program.set_ranks(ranks)?;
             symmc::compile(&program, &config)
         }
@@ -220,8 +220,8 @@ pub fn check_variants(variants: &Bound<'_, PyAny>) -> PyResult<()> {
 
 fn read_variants(given: &Bound<'_, PyAny>) -> PyResult<Vec<CollectiveVariant>> {
     let variant = |name: String| {
-        let found = CollectiveVariant::from_name(&name);
-        found.ok_or_else(|| {
+        let parsed = CollectiveVariant::from_name(&name);
+        parsed.ok_or_else(|| {
             input_error(format!("variants: expected one of {}, found {name:?}", CollectiveVariant::names()))
         })
     };
@@ -235,8 +235,8 @@ pub fn check_order(name: &str) -> PyResult<()> {
 }
 
 fn read_order(name: &str) -> PyResult<OrderStrategy> {
-    let found = OrderStrategy::from_name(name);
-    found.ok_or_else(|| {
+    let strategy = OrderStrategy::from_name(name);
+    strategy.ok_or_else(|| {
         input_error(format!("order: expected one of {}, found {name:?}", OrderStrategy::names()))
     })
 }
@@ -260,14 +260,14 @@ pub fn plan_of_json(py: Python<'_>, text: String) -> PyResult<Plan> {
 /// The bytes that a session uses, by purpose.
 pub fn memory_by_use(usage: MemoryUsage) -> IndexMap<&'static str, usize> {
     let MemoryUsage { ordinary, symmetric, flags, scratch, ports: held, .. } = usage;
-    let all = [
+    let entries = [
         ("ordinary", ordinary),
         ("symmetric", symmetric),
         ("flags", flags),
         ("scratch", scratch),
         ("held", held),
     ];
-    all.into_iter().collect()
+    entries.into_iter().collect()
 }
 
 #[pymethods]
@@ -333,19 +333,25 @@ impl Plan {
 
     /// The variant of each collective in each bucket, with the alternatives.
     fn choices(&self) -> Vec<Choice> {
-        let mut found = Vec::new();
+        let mut choices = Vec::new();
         for bucket in &self.0.buckets {
             let bounds = bucket.symbols.iter().map(|(name, [least, most])| (name.clone(), (*least, *most)));
             let symbols: IndexMap<String, (i64, i64)> = bounds.collect();
-            found.extend(bucket.decisions.iter().map(|decision| Choice {
-                collective: decision.collective.clone(),
-                symbols: symbols.clone(),
-                nbytes: decision.bytes,
-                chosen: decision.chosen.clone(),
-                estimates: decision.alternatives.iter().map(|way| (way.name.clone(), way.us)).collect(),
+            choices.extend(bucket.decisions.iter().map(|decision| {
+                Choice {
+                    collective: decision.collective.clone(),
+                    symbols: symbols.clone(),
+                    nbytes: decision.bytes,
+                    chosen: decision.chosen.clone(),
+                    estimates: decision
+                        .alternatives
+                        .iter()
+                        .map(|alternative| (alternative.name.clone(), alternative.us))
+                        .collect(),
+                }
             }));
         }
-        found
+        choices
     }
 
     /// Proves the plan safe again and compares it with its source. Returns a report of the proof and the comparison, as text.

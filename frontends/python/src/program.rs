@@ -79,10 +79,10 @@ impl FromPyObject<'_, '_> for GroupCells {
         if let Ok(cells) = given.extract() {
             return Ok(GroupCells(cells));
         }
-        let found = given.repr().map_or_else(|_| String::from("another object"), |text| text.to_string());
+        let repr = given.repr().map_or_else(|_| String::from("another object"), |text| text.to_string());
         Err(PyTypeError::new_err(format!(
             "groups: expected the lists of ranks of each group's cells by the name of the group, such as \
-             {{'3': [[0, 1], [2, 3]]}}; found {found}"
+             {{'3': [[0, 1], [2, 3]]}}; found {repr}"
         )))
     }
 }
@@ -217,8 +217,8 @@ impl Program {
                 self.0.graph.ranks.unwrap_or(0)
             )));
         }
-        let all = py.detach(|| self.0.parameters(rank, None)).map_err(to_exception)?;
-        Ok(all.into_iter().map(|(name, tensor)| (name, Tensor::new(tensor))).collect())
+        let parameters = py.detach(|| self.0.parameters(rank, None)).map_err(to_exception)?;
+        Ok(parameters.into_iter().map(|(name, tensor)| (name, Tensor::new(tensor))).collect())
     }
 
     /// The display in notebooks: the text of the program.

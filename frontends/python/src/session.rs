@@ -227,17 +227,17 @@ impl Session {
     fn wait_until_idle(&self, py: Python<'_>, limit: Option<Duration>) -> PyResult<()> {
         let start = Instant::now();
         loop {
-            let left = limit.map(|limit| limit.saturating_sub(start.elapsed()));
-            let part = left.map_or(POLL_INTERVAL, |left| left.min(POLL_INTERVAL));
-            let last = left.is_some_and(|left| left <= POLL_INTERVAL);
+            let remaining = limit.map(|limit| limit.saturating_sub(start.elapsed()));
+            let interval = remaining.map_or(POLL_INTERVAL, |time| time.min(POLL_INTERVAL));
+            let is_last = remaining.is_some_and(|time| time <= POLL_INTERVAL);
             let ended = self.with_session(py, |open| {
                 if open.session.poll()? {
                     return Ok(true);
                 }
-                match open.session.wait(part) {
+                match open.session.wait(interval) {
                     Ok(()) => Ok(true),
                     // A run that failed has ended.
-                    Err(error) if last || open.session.poll().is_err() => Err(error),
+                    Err(error) if is_last || open.session.poll().is_err() => Err(error),
                     Err(_) => Ok(false),
                 }
             });
@@ -521,8 +521,8 @@ impl Session {
     }
 
     fn __repr__(&self) -> String {
-        let place = self.gpu.map_or("host".to_string(), |gpu| format!("GPU {gpu}"));
-        format!("<symmc.Session {:?}: rank {}, {place}>", self.name, self.rank)
+        let device = self.gpu.map_or("host".to_string(), |gpu| format!("GPU {gpu}"));
+        format!("<symmc.Session {:?}: rank {}, {device}>", self.name, self.rank)
     }
 }
 
@@ -531,8 +531,8 @@ fn exception_reason(exception: &Bound<'_, PyTuple>) -> String {
     let kind = exception.get_item(0).and_then(|kind| kind.getattr("__name__")?.extract::<String>());
     let kind = kind.unwrap_or_else(|_| "an exception".into());
     let text = exception.get_item(1).and_then(|value| value.str()?.extract::<String>()).unwrap_or_default();
-    let whole = if text.is_empty() { kind } else { format!("{kind}: {text}") };
-    clean_reason(&whole)
+    let reason = if text.is_empty() { kind } else { format!("{kind}: {text}") };
+    clean_reason(&reason)
 }
 
 fn python_values(py: Python<'_>, all: Vec<symmc::SessionValue>) -> PyResult<Vec<Value>> {

@@ -154,11 +154,11 @@ pub fn measure_computation(
 ) -> TuneResult {
     let config = CudaConfig::default().with_gpus(gpus.to_vec());
     let measure = |plan: &CheckedPlan| {
-        let found = symmc_cuda::codegen::unsupported::check_gpu_support(plan);
-        if let Some(refusal) = found.unsupported.first() {
+        let support = symmc_cuda::codegen::unsupported::check_gpu_support(plan);
+        if let Some(refusal) = support.unsupported.first() {
             return Err(Error::new(ErrorKind::Unsupported, refusal.to_string()));
         }
-        let plan = plan.clone().with_workspaces(&found.workspaces);
+        let plan = plan.clone().with_workspaces(&support.workspaces);
         let bench = ProgramBench { replays, runs: RUNS, trace: None };
         measure_program_steadily(&|| {
             let times = measure_program(&plan, &SymbolBindings::new(), &config, &bench, command)?;

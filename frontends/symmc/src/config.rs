@@ -151,18 +151,18 @@ fn resolve_bound_arguments(graph: &Graph, bind: &ArgumentBinding) -> Result<BTre
     let arguments = || graph.inputs.iter().filter(|(_, i)| i.kind == InputKind::Argument);
     let resolve = |name: &String| {
         let wanted = name.trim_start_matches('%');
-        let found = graph.inputs.iter().find(|(_, i)| graph.value_name(i.value) == wanted);
-        if let Some((id, _)) = found.filter(|(_, input)| input.kind == InputKind::Argument) {
+        let input = graph.inputs.iter().find(|(_, i)| graph.value_name(i.value) == wanted);
+        if let Some((id, _)) = input.filter(|(_, input)| input.kind == InputKind::Argument) {
             return Ok(id);
         }
-        let known: Vec<&str> = arguments().map(|(_, i)| graph.value_name(i.value)).collect();
-        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-        Err(Error::invalid_request(match found {
+        let names: Vec<&str> = arguments().map(|(_, i)| graph.value_name(i.value)).collect();
+        let names = if names.is_empty() { "none".into() } else { names.join(", ") };
+        Err(Error::invalid_request(match input {
             Some(_) => format!(
                 "{name} is not an argument: only arguments are bound, since other values are in symmetric memory wherever a \
-                 collective needs it; the arguments of the program are: {known}"
+                 collective needs it; the arguments of the program are: {names}"
             ),
-            None => format!("the program has no argument {name}; it has: {known}"),
+            None => format!("the program has no argument {name}; it has: {names}"),
         }))
     };
     match bind {

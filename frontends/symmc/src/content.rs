@@ -41,12 +41,12 @@ impl TermContent for WeightContent {
         let mut files: BTreeMap<String, ()> = BTreeMap::new();
         let mut hash = Sha256::new();
         for (name, tensor) in self.all_tensors() {
-            let Some((file, part)) = tensor.backing_slice().and_then(|p| Some((p.backing().identity()?, p)))
+            let Some((file, slice)) = tensor.backing_slice().and_then(|p| Some((p.backing().identity()?, p)))
             else {
                 return self.digest();
             };
             hash_tensor_header(&mut hash, name, tensor);
-            hash.update(format!("{file} {:?}", part.range()));
+            hash.update(format!("{file} {:?}", slice.range()));
             files.insert(file, ());
         }
         let files: Vec<String> = files.into_keys().collect();
@@ -58,8 +58,8 @@ impl TermContent for WeightContent {
         for (name, tensor) in self.all_tensors() {
             hash_tensor_header(&mut hash, name, tensor);
             match tensor.backing_slice() {
-                Some(part) => {
-                    hash_range(&mut hash, &**part.backing(), part.range().start, part.range().len())?
+                Some(slice) => {
+                    hash_range(&mut hash, &**slice.backing(), slice.range().start, slice.range().len())?
                 }
                 None => hash_range(&mut hash, &SliceBacking(tensor.data()), 0, tensor.data().len())?,
             }

@@ -193,9 +193,10 @@ impl Error {
         let groups = self.unknown_groups();
         let [first, ..] = groups.as_slice() else { return String::new() };
         let entries: Vec<String> = groups.iter().map(syntax.entry).collect();
-        let all = first.all_ranks.map(syntax.ranks);
-        let all = all.map_or(String::new(), |ranks| format!(", or {ranks} if it is all ranks"));
-        format!("; give the ranks of each cell, such as {}{all}", (syntax.entries)(&entries))
+        let alternative = first.all_ranks.map(syntax.ranks);
+        let alternative =
+            alternative.map_or(String::new(), |ranks| format!(", or {ranks} if it is all ranks"));
+        format!("; give the ranks of each cell, such as {}{alternative}", (syntax.entries)(&entries))
     }
 
     /// The error of the importer of `.pt2` files, if it is the cause.

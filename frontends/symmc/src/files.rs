@@ -41,9 +41,9 @@ pub(crate) fn read_head(path: &Path, expected: &str) -> Result<(Vec<u8>, File), 
 /// # Errors
 /// The file cannot be read.
 pub(crate) fn read_rest(path: &Path, mut bytes: Vec<u8>, mut file: File) -> Result<Vec<u8>, Error> {
-    let is_file = file.metadata().is_ok_and(|found| found.is_file());
-    let most = if is_file { u64::MAX } else { MAX_STREAM_BYTES };
-    file.by_ref().take(most).read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
+    let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
+    let max_bytes = if is_file { u64::MAX } else { MAX_STREAM_BYTES };
+    file.by_ref().take(max_bytes).read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
     if !is_file && bytes.len() as u64 >= MAX_STREAM_BYTES {
         let limit = MAX_STREAM_BYTES >> 20;
         return Err(Error::format(

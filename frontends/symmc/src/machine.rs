@@ -21,9 +21,9 @@ pub fn machine_profile(name: &str) -> Result<MachineProfile, Error> {
     }
     let path = Path::new(name);
     if !path.exists() {
-        let known = MachineProfile::builtin_names().join(", ");
+        let names = MachineProfile::builtin_names().join(", ");
         return Err(Error::invalid_request(format!(
-            "there is no machine {name}; expected one of {known} or a profile file"
+            "there is no machine {name}; expected one of {names} or a profile file"
         )));
     }
     let text = decode_utf8(path, read_file(path, MACHINE)?, MACHINE)?;

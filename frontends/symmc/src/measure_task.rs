@@ -48,7 +48,8 @@ impl ProgramTask {
         let request = SessionRequest { rank: &joined, plan: &plan, bindings: &bindings, config };
         let measured = bench::measure_program(&request, &self.gpus, &self.bench);
         let answered = measured.and_then(|us| joined.send_answer(&us));
-        let kept = || RunError::Defect("the session of a measurement goes on".into());
-        Arc::into_inner(joined).ok_or_else(kept)?.conclude_job(answered)
+        let joined = Arc::into_inner(joined)
+            .ok_or_else(|| RunError::Defect("the session of a measurement goes on".into()))?;
+        joined.conclude_job(answered)
     }
 }

@@ -16,8 +16,8 @@ pub fn check_available_memory(
     bindings: &SymbolBindings,
     held: impl Fn(&GraphInput) -> bool,
 ) -> Result<(), Error> {
-    let given = graph.inputs.values().filter(|i| i.kind != InputKind::Constant && held(i));
-    let values = given.map(|i| i.value).chain(graph.outputs.iter().map(|o| o.value));
+    let inputs = graph.inputs.values().filter(|i| i.kind != InputKind::Constant && held(i));
+    let values = inputs.map(|i| i.value).chain(graph.outputs.iter().map(|o| o.value));
     let of_rank: u128 = values.map(|v| graph.ty(v).bytes().eval(bindings).unwrap_or(i64::MAX) as u128).sum();
     let ranks = graph.ranks.unwrap_or(1);
     let needed = of_rank * u128::from(ranks);

@@ -158,12 +158,12 @@ fn is_same_file(path: &Path, other: &Path) -> bool {
 
 /// Refuses a path that exists and is not a regular file.
 fn refuse_streams(path: &Path) -> Result<(), Error> {
-    let found = match Destination::detect(path).map_err(|e| Error::io(path, e))? {
+    let kind = match Destination::detect(path).map_err(|e| Error::io(path, e))? {
         Destination::File => return Ok(()),
         Destination::Folder => "a folder",
         Destination::Stream => "a device, a pipe or a socket",
     };
-    Err(Error::format(path, format!("this is {found}; expected a file to write outputs to")))
+    Err(Error::format(path, format!("this is {kind}; expected a file to write outputs to")))
 }
 
 /// The name of each output in a file, without its rank.

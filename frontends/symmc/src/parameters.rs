@@ -50,10 +50,10 @@ pub(crate) fn expect_distinct_names(graph: &Graph) -> Result<(), Error> {
         parameters().filter(|i| !i.source.is_empty()).map(|i| (i.source.as_str(), i)).collect();
     for input in parameters().filter(|i| i.source.is_empty()) {
         let name = graph.value_name(input.value);
-        if let Some(other) = sources.get(name) {
-            let other = graph.value_name(other.value);
+        if let Some(other_input) = sources.get(name) {
+            let other_name = graph.value_name(other_input.value);
             return Err(Error::invalid_request(format!(
-                "the parameter %{name} has no source, so tensor files store it as {name:?}, which is the source of %{other}: \
+                "the parameter %{name} has no source, so tensor files store it as {name:?}, which is the source of %{other_name}: \
                  give %{name} another source"
             )));
         }
@@ -69,9 +69,9 @@ pub(crate) fn check_constant_matches(
     data: &Tensor,
 ) -> Result<(), Error> {
     // A constant without a source is not a weight of the program.
-    let found = if input.source.is_empty() { None } else { file.load_weight(rank, &input.source)? };
-    match found {
-        Some(found) if *found != *data => Err(Error::format(
+    let weight = if input.source.is_empty() { None } else { file.load_weight(rank, &input.source)? };
+    match weight {
+        Some(weight) if *weight != *data => Err(Error::format(
             file.path(),
             format!(
                 "rank{rank}.w.{} differs from the constant of this name: the program must be opened or planned with \
@@ -106,11 +106,11 @@ pub(crate) fn load_parameters(
             continue;
         }
         let expected = || graph.ty(input.value).dtype.to_string();
-        let found = find_parameter(graph, weights, tensors, rank, input, &expected)?;
+        let parameter = find_parameter(graph, weights, tensors, rank, input, &expected)?;
         let source = graph.checkpoint_name(input);
         let none =
             || Error::invalid_request(format!("no tensor file contains the weight {source} of rank {rank}"));
-        let tensor = found.ok_or_else(none)?.load_to_memory();
+        let tensor = parameter.ok_or_else(none)?.load_to_memory();
         let unread =
             |e| Error::invalid_request(format!("the weight {source} of rank {rank} cannot be read: {e}"));
         out.push((source.to_string(), tensor.map_err(unread)?));

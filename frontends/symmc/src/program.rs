@@ -296,9 +296,9 @@ fn parse_text_form(path: &Path, bytes: Vec<u8>, options: &OpenOptions) -> Result
     let text = decode_utf8(path, bytes, PROGRAM)?;
     let mut graph = text::parse(&text).map_err(|e| Error::format_with_cause(path, e.to_string(), e))?;
     for (name, cells) in &options.groups {
-        let known: Vec<&str> = graph.groups.values().map(|g| g.name.as_str()).collect();
-        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-        let none = || Error::format(path, format!("the program has no group {name}; it has: {known}"));
+        let names: Vec<&str> = graph.groups.values().map(|g| g.name.as_str()).collect();
+        let names = if names.is_empty() { "none".into() } else { names.join(", ") };
+        let none = || Error::format(path, format!("the program has no group {name}; it has: {names}"));
         let group = graph.groups.values_mut().find(|g| g.name == *name).ok_or_else(none)?;
         group.members = GroupMembers::Cells(cells.clone());
     }

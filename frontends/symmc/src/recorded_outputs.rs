@@ -78,8 +78,8 @@ impl RecordedNames {
         let ranks = graph.ranks.unwrap_or_default();
         let returned = graph.outputs.iter().filter(|o| is_returned(o)).count();
         let arguments = graph.inputs.values().filter(|i| i.kind == InputKind::Argument).count();
-        let taken = graph.inputs.values().filter(|i| i.kind != InputKind::Argument);
-        let sources: BTreeSet<&str> = taken.map(|i| graph.checkpoint_name(i)).collect();
+        let stored = graph.inputs.values().filter(|i| i.kind != InputKind::Argument);
+        let sources: BTreeSet<&str> = stored.map(|i| graph.checkpoint_name(i)).collect();
         let is_weight =
             |name: &str| sources.contains(name) || weights.tied_names(name).any(|n| sources.contains(n));
         let mut out = RecordedNames {
@@ -92,7 +92,7 @@ impl RecordedNames {
         };
         for name in file.names() {
             let (kind, rest) = split_tensor_name(&name, ranks).unwrap_or_default();
-            let (known, list) = match (kind, parse_index(rest)) {
+            let (is_expected, list) = match (kind, parse_index(rest)) {
                 ("out", Some(i)) if i < returned => {
                     out.outputs.insert(name);
                     continue;
@@ -102,7 +102,7 @@ impl RecordedNames {
                 ("w", _) => (is_weight(rest), &mut out.unused),
                 _ => (false, &mut out.unrecognized),
             };
-            if !known {
+            if !is_expected {
                 list.push(name);
             }
         }
@@ -120,15 +120,16 @@ impl RecordedNames {
 
     /// The reason why the file's outputs are not those of the program, if they are not.
     fn mismatch_reason(&self, graph: &Graph) -> Option<String> {
-        let all = (0..self.ranks).flat_map(|r| (0..self.returned).map(move |i| format!("rank{r}.out.{i}")));
-        if let Some(missing) = all.into_iter().find(|name| !self.outputs.contains(name)) {
-            let found: Vec<&String> = self.surplus.iter().chain(&self.unrecognized).collect();
-            let found = if found.is_empty() {
+        let expected =
+            (0..self.ranks).flat_map(|r| (0..self.returned).map(move |i| format!("rank{r}.out.{i}")));
+        if let Some(missing) = expected.into_iter().find(|name| !self.outputs.contains(name)) {
+            let actual: Vec<&String> = self.surplus.iter().chain(&self.unrecognized).collect();
+            let actual = if actual.is_empty() {
                 "the file has other outputs".into()
             } else {
-                format!("found {}", format_names(&found))
+                format!("found {}", format_names(&actual))
             };
-            return Some(format!("{missing} is missing; {found}; expected names as rank<r>.out.<i>"));
+            return Some(format!("{missing} is missing; {actual}; expected names as rank<r>.out.<i>"));
         }
         let surplus: Vec<&String> = self.surplus.iter().collect();
         (!surplus.is_empty()).then(|| {
@@ -168,29 +169,29 @@ fn is_returned(output: &GraphOutput) -> bool {
 /// Names with the ranks that have them: `rank0..3.w.bias, rank1.w.scale`.
 fn format_names(names: &[&String]) -> String {
     let mut ranks: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-    let mut others: Vec<String> = Vec::new();
+    let mut entries: Vec<String> = Vec::new();
     for name in names {
         let split = name.strip_prefix("rank").and_then(|n| n.split_once('.'));
         match split.and_then(|(rank, rest)| Some((parse_index(rank)?, rest))) {
             Some((rank, rest)) => ranks.entry(rest).or_default().push(rank),
-            None => others.push((*name).clone()),
+            None => entries.push((*name).clone()),
         }
     }
-    for (rest, mut of) in ranks {
-        of.sort_unstable();
-        match (of.first(), of.last()) {
-            (Some(first), Some(last)) if last - first + 1 == of.len() && first != last => {
-                others.push(format!("rank{first}..{last}.{rest}"));
+    for (rest, mut ranks_of_name) in ranks {
+        ranks_of_name.sort_unstable();
+        match (ranks_of_name.first(), ranks_of_name.last()) {
+            (Some(first), Some(last)) if last - first + 1 == ranks_of_name.len() && first != last => {
+                entries.push(format!("rank{first}..{last}.{rest}"));
             }
-            _ => others.extend(of.iter().map(|r| format!("rank{r}.{rest}"))),
+            _ => entries.extend(ranks_of_name.iter().map(|r| format!("rank{r}.{rest}"))),
         }
     }
-    let more = others.len().saturating_sub(NAMED);
-    others.truncate(NAMED);
-    if more > 0 {
-        others.push(format!("and {more} more"));
+    let omitted = entries.len().saturating_sub(NAMED);
+    entries.truncate(NAMED);
+    if omitted > 0 {
+        entries.push(format!("and {omitted} more"));
     }
-    others.join(", ")
+    entries.join(", ")
 }
 
 /// The recorded value of each output, or the reason why one does not fit. The file numbers returned outputs only.
@@ -199,7 +200,7 @@ fn read_expected_outputs(
     file: &TensorFile,
     bindings: &SymbolBindings,
 ) -> Result<Result<ExpectedOutputs, String>, Error> {
-    let mut all = ExpectedOutputs::new();
+    let mut outputs_by_rank = ExpectedOutputs::new();
     for rank in 0..graph.ranks.unwrap_or_default() {
         let mut of_rank: Vec<Option<Arc<Tensor>>> = Vec::new();
         let mut returned = 0..;
@@ -224,7 +225,7 @@ fn read_expected_outputs(
             }
             of_rank.push(Some(tensor));
         }
-        all.push(of_rank);
+        outputs_by_rank.push(of_rank);
     }
-    Ok(Ok(all))
+    Ok(Ok(outputs_by_rank))
 }

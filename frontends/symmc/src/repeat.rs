@@ -24,8 +24,8 @@ pub fn measure_steadily(
     if sizes.is_empty() {
         return Ok(first);
     }
-    let again = config.clone().with_bytes(sizes.into_iter().collect::<Vec<_>>()).with_norms([]);
-    let repeated = [measure(&again)?, measure(&again)?];
+    let repeat_config = config.clone().with_bytes(sizes.into_iter().collect::<Vec<_>>()).with_norms([]);
+    let repeated = [measure(&repeat_config)?, measure(&repeat_config)?];
     Ok(middle_of_rounds(first, &repeated))
 }
 
@@ -68,15 +68,15 @@ fn sizes_that_stick_out(measured: &[Measurements]) -> BTreeSet<usize> {
     let Some(first) = measured.first() else { return BTreeSet::new() };
     let copy = |i: usize| slowest(measured, |m| m.copies.get(i).map(|copy| copy.1));
     let copies = first.copies.iter().enumerate().filter_map(|(i, &(bytes, _))| Some((bytes, copy(i)?)));
-    let mut all: Vec<Vec<(usize, f64)>> = vec![copies.collect()];
+    let mut curves: Vec<Vec<(usize, f64)>> = vec![copies.collect()];
     let mut series: HashMap<Series<'_>, Vec<(usize, f64)>> = HashMap::new();
     for (i, case) in first.collectives.iter().enumerate() {
         let us = slowest(measured, |m| m.collectives.get(i).and_then(|case| case.us));
         series.entry(Series::of(case)).or_default().extend(us.map(|us| (case.bytes, us)));
     }
-    all.extend(series.into_values());
+    curves.extend(series.into_values());
     let mut out = BTreeSet::new();
-    for points in &mut all {
+    for points in &mut curves {
         points.sort_by_key(|&(bytes, _)| bytes);
         for pair in points.windows(2) {
             let [(small, small_us), (large, large_us)] = [pair[0], pair[1]];
@@ -98,15 +98,16 @@ fn middle_of_rounds(mut first: Vec<Measurements>, repeated: &[Vec<Measurements>;
         let case = first[0].collectives[i].clone();
         let is_same =
             |other: &MeasuredCollective| other.bytes == case.bytes && Series::of(other) == Series::of(&case);
-        let place = |round: &Vec<Measurements>| round.first()?.collectives.iter().position(is_same);
-        let [Some(second), Some(third)] = repeated.each_ref().map(place) else { continue };
+        let position_in = |round: &Vec<Measurements>| round.first()?.collectives.iter().position(is_same);
+        let [Some(second), Some(third)] = repeated.each_ref().map(position_in) else { continue };
         let rounds = [(&first, i), (&repeated[0], second), (&repeated[1], third)];
-        let failure = rounds.iter().position(|(round, at)| {
-            round.iter().any(|m| m.collectives.get(*at).is_none_or(|case| case.failed.is_some()))
+        let failure = rounds.iter().position(|(round, position)| {
+            round.iter().any(|m| m.collectives.get(*position).is_none_or(|case| case.failed.is_some()))
         });
-        let times = rounds.map(|(round, at)| slowest(round, |m| m.collectives.get(at).and_then(|c| c.us)));
-        let (round, at) = rounds[failure.unwrap_or_else(|| index_of_middle(times))];
-        let chosen: Vec<_> = round.iter().map(|m| m.collectives.get(at).cloned()).collect();
+        let times = rounds
+            .map(|(round, position)| slowest(round, |m| m.collectives.get(position).and_then(|c| c.us)));
+        let (round, position) = rounds[failure.unwrap_or_else(|| index_of_middle(times))];
+        let chosen: Vec<_> = round.iter().map(|m| m.collectives.get(position).cloned()).collect();
         for (m, case) in first.iter_mut().zip(chosen) {
             if let (Some(slot), Some(case)) = (m.collectives.get_mut(i), case) {
                 *slot = case;
@@ -189,21 +190,22 @@ mod tests {
         let config = sizes();
         let quiet = measure(&config, &|_, _| 1.0);
         for outlier in ["copy", "plain", "one_shot"] {
-            for &at in &config.bytes {
+            for &size in &config.bytes {
                 for factor in [2.6, 30.0, 0.1] {
                     let rounds = RefCell::new(Vec::new());
-                    let found = measure_steadily(&config, &|config| {
+                    let measured = measure_steadily(&config, &|config| {
                         rounds.borrow_mut().push(config.bytes.clone());
                         let is_first = rounds.borrow().len() == 1;
-                        let is_outlier = |variant: &str, bytes| is_first && variant == outlier && bytes == at;
+                        let is_outlier =
+                            |variant: &str, bytes| is_first && variant == outlier && bytes == size;
                         Ok(measure(config, &|variant, bytes| {
                             if is_outlier(variant, bytes) { factor } else { 1.0 }
                         }))
                     });
-                    assert_eq!(found.expect("measurements"), quiet, "{outlier} {at} {factor}");
+                    assert_eq!(measured.expect("measurements"), quiet, "{outlier} {size} {factor}");
                     let rounds = rounds.into_inner();
-                    assert_eq!(rounds.len(), 3, "{outlier} {at} {factor}");
-                    assert!(rounds[1].contains(&at) && rounds[1].len() <= 3, "{:?}", rounds[1]);
+                    assert_eq!(rounds.len(), 3, "{outlier} {size} {factor}");
+                    assert!(rounds[1].contains(&size) && rounds[1].len() <= 3, "{:?}", rounds[1]);
                 }
             }
         }
@@ -220,11 +222,11 @@ mod tests {
                 Some(step) => measure(config, step),
                 None => measure(config, &|_, bytes| if bytes % 3 == 1 { 1.1 } else { 1.0 }),
             };
-            let found = measure_steadily(&config, &|config| {
+            let measured = measure_steadily(&config, &|config| {
                 rounds.set(rounds.get() + 1);
                 Ok(with_noise(config))
             });
-            assert_eq!(found.expect("measurements"), with_noise(&config));
+            assert_eq!(measured.expect("measurements"), with_noise(&config));
             assert_eq!(rounds.get(), expected);
         }
     }
@@ -233,17 +235,17 @@ mod tests {
     #[test]
     fn failures_of_repeated_cases_stay() {
         let rounds = Cell::new(0);
-        let found = measure_steadily(&sizes(), &|config| {
+        let measured = measure_steadily(&sizes(), &|config| {
             rounds.set(rounds.get() + 1);
-            let mut all =
+            let mut measurements =
                 measure(config, &|_, bytes| if bytes == 4096 && rounds.get() == 1 { 9.0 } else { 1.0 });
             if rounds.get() == 3 {
-                all[1].collectives[0].failed = Some("wrong".into());
+                measurements[1].collectives[0].failed = Some("wrong".into());
             }
-            Ok(all)
+            Ok(measurements)
         });
-        let found = found.expect("measurements");
-        let failed: Vec<_> = found[1].collectives.iter().filter(|case| case.failed.is_some()).collect();
+        let measured = measured.expect("measurements");
+        let failed: Vec<_> = measured[1].collectives.iter().filter(|case| case.failed.is_some()).collect();
         assert!(matches!(failed[..], [case] if case.bytes <= 4096), "{failed:?}");
     }
 

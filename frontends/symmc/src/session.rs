@@ -299,8 +299,8 @@ impl Session {
     }
 
     fn values_of_kind(&self, which: impl Fn(ValueKind) -> bool) -> Result<Vec<SessionValue>, Error> {
-        let all = values::list_values(self.plan.source_program(), &self.bindings)?;
-        Ok(all.into_iter().map(|(_, value)| value).filter(|value| which(value.kind)).collect())
+        let values = values::list_values(self.plan.source_program(), &self.bindings)?;
+        Ok(values.into_iter().map(|(_, value)| value).filter(|value| which(value.kind)).collect())
     }
 
     fn find_port(&self, name: &str, prefer: values::PortPreference) -> Result<Port, Error> {
@@ -316,8 +316,8 @@ impl Session {
     }
 
     fn value_at_port(&self, name: &str, port: Port) -> Result<SessionValue, Error> {
-        let all = values::list_values(self.plan.source_program(), &self.bindings)?;
-        let value = all.into_iter().find(|(other, _)| *other == port).map(|(_, value)| value);
+        let values = values::list_values(self.plan.source_program(), &self.bindings)?;
+        let value = values.into_iter().find(|(other, _)| *other == port).map(|(_, value)| value);
         value.ok_or_else(|| Error::invalid_request(format!("{name} has no value")))
     }
 

@@ -28,8 +28,9 @@ use crate::files::is_stream;
 /// Safetensors files cannot contain this dtype.
 pub(crate) fn safetensors_dtype(dtype: DType) -> Result<Dtype, String> {
     let name = dtype.name().to_uppercase();
-    let found: Result<Dtype, serde::de::value::Error> = Dtype::deserialize(name.as_str().into_deserializer());
-    found.map_err(|_| format!("safetensors files have no dtype {dtype}"))
+    let parsed: Result<Dtype, serde::de::value::Error> =
+        Dtype::deserialize(name.as_str().into_deserializer());
+    parsed.map_err(|_| format!("safetensors files have no dtype {dtype}"))
 }
 
 /// The longest header in bytes, as in the safetensors library.
@@ -69,7 +70,7 @@ impl TensorFile {
     fn from_mapping(path: &Path, map: MappedFile) -> Result<Self, Error> {
         let (start, header) = read_header(&map).map_err(|e| match e {
             HeaderError::Io(cause) => Error::io(path, cause),
-            HeaderError::Format(found) => Error::format(path, format!("not a safetensors file: {found}")),
+            HeaderError::Format(reason) => Error::format(path, format!("not a safetensors file: {reason}")),
         })?;
         let mut ranks = 0;
         let mut inputs = false;
@@ -137,8 +138,8 @@ impl TensorFile {
 
     /// A weight of a rank, loaded into memory that no other process changes.
     pub(crate) fn load_weight(&self, rank: u32, source: &str) -> Result<Option<Arc<Tensor>>, Error> {
-        let found = self.weight(rank, source)?;
-        found.map(|t| t.load_to_memory()).transpose().map_err(|e| Error::invalid_request(e.to_string()))
+        let weight = self.weight(rank, source)?;
+        weight.map(|t| t.load_to_memory()).transpose().map_err(|e| Error::invalid_request(e.to_string()))
     }
 
     /// The first rank that has a weight of this name with another value than `data`, if there is one.
@@ -169,15 +170,15 @@ impl TensorFile {
     pub fn get(&self, name: &str) -> Result<Option<Arc<Tensor>>, Error> {
         let Some(info) = self.header.info(name) else { return Ok(None) };
         let stored = info.dtype.to_string();
-        let known = DType::ALL.iter().find(|dtype| dtype.name().eq_ignore_ascii_case(&stored));
-        let &dtype = known.ok_or_else(|| {
+        let matching = DType::ALL.iter().find(|dtype| dtype.name().eq_ignore_ascii_case(&stored));
+        let &dtype = matching.ok_or_else(|| {
             Error::format(&self.path, format!("{name}: the dtype {stored} is not supported"))
         })?;
         let (from, to) = info.data_offsets;
         let range = self.start + from..self.start + to;
         let tensor = if range.start.is_multiple_of(dtype.size()) {
             BackingSlice::new(self.map.clone(), range)
-                .and_then(|part| Tensor::from_backing(dtype, info.shape.as_slice(), part))
+                .and_then(|slice| Tensor::from_backing(dtype, info.shape.as_slice(), slice))
         } else {
             // Elements that are not aligned are read from a copy.
             let mut data = vec![0; range.len()];
@@ -235,9 +236,9 @@ fn read_header(map: &MappedFile) -> Result<(usize, Metadata), HeaderError> {
 /// Splits `rank{r}.{rest}` into its parts.
 fn split_rank_prefix(name: &str) -> Option<(u32, &str)> {
     let (rank, rest) = name.strip_prefix("rank")?.split_once('.')?;
-    let known = ["w.", "in.", "out."].iter().any(|p| rest.starts_with(p));
+    let is_known_kind = ["w.", "in.", "out."].iter().any(|p| rest.starts_with(p));
     let rank = rank.parse().ok().filter(|&r: &u32| r < MAX_RANKS)?;
-    known.then_some((rank, rest))
+    is_known_kind.then_some((rank, rest))
 }
 
 #[cfg(test)]
@@ -261,8 +262,8 @@ mod tests {
     #[test]
     fn a_file_that_is_shortened_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
-        let whole = fs::metadata(file(folder.path(), 5000)).unwrap().len();
-        for cut in [0, 1, 7, 8, 9, 40, 100, 4096, 8192, whole - 1] {
+        let length = fs::metadata(file(folder.path(), 5000)).unwrap().len();
+        for cut in [0, 1, 7, 8, 9, 40, 100, 4096, 8192, length - 1] {
             let path = file(folder.path(), 5000);
             let map = MappedFile::open(&path).unwrap();
             OpenOptions::new().write(true).open(&path).unwrap().set_len(cut).unwrap();

@@ -121,8 +121,8 @@ impl ProfileTuner<'_> {
 
     /// Measures the least time of a kernel, by many kernels of few elements that depend on each other.
     fn measure_kernels(&mut self) {
-        let found = self.time_program(&small_kernels_text(SMALL_KERNELS));
-        if let Some((us, planned)) = self.value_or_note("the time of small kernels", found) {
+        let measured = self.time_program(&small_kernels_text(SMALL_KERNELS));
+        if let Some((us, planned)) = self.value_or_note("the time of small kernels", measured) {
             let steps = planned.plan.buckets.first().map_or(1, |b| b.steps.len().max(1));
             self.update_throughput(|t| t.kernel_us = us / steps as f64);
         }
@@ -132,15 +132,15 @@ impl ProfileTuner<'_> {
     fn measure_products(&mut self) {
         let mut rates = Vec::new();
         for rows in MEASURED_ROWS {
-            let mut of = |dtype: &str| {
-                let found =
+            let mut rate_of = |dtype: &str| {
+                let measured =
                     self.time_program(&products_text(rows, dtype, PRODUCTS_PER_RUN)).map(|(us, planned)| {
                         let done = count_operations(&planned.graph);
                         (done.matmul_16bit.max(done.matmul)) as f64 / us / 1e6
                     });
-                self.value_or_note(&format!("the rate of products of {rows} rows in {dtype}"), found)
+                self.value_or_note(&format!("the rate of products of {rows} rows in {dtype}"), measured)
             };
-            if let (Some(matmul_16bit), Some(matmul)) = (of("bf16"), of("f32")) {
+            if let (Some(matmul_16bit), Some(matmul)) = (rate_of("bf16"), rate_of("f32")) {
                 rates.push(ProductRate { rows, matmul_16bit, matmul });
             }
         }
@@ -151,8 +151,8 @@ impl ProfileTuner<'_> {
     }
 
     fn measure_attention(&mut self) {
-        let found = self.time_program(&attention_text());
-        if let Some((us, planned)) = self.value_or_note("the rate of attention", found) {
+        let measured = self.time_program(&attention_text());
+        if let Some((us, planned)) = self.value_or_note("the rate of attention", measured) {
             self.update_throughput(|t| {
                 t.attention = count_operations(&planned.graph).attention as f64 / us / 1e6
             });
@@ -170,13 +170,12 @@ impl ProfileTuner<'_> {
         let kinds = CollectiveKind::sample_kinds(self.ranks).into_iter();
         for kind in kinds.filter(|kind| !kind.moves_by_data()) {
             for variant in self.profile.supported_variants(&kind) {
-                let what = format!("the contention of {} by {}", kind.name(), variant.name());
-                let found = self.contention_of_variant(&kind, variant, product);
-                if let Some(of) = self.value_or_note(&what, found) {
-                    let others =
-                        |c: &ContentionMeasurement| (c.collective, c.variant) != (of.collective, of.variant);
-                    self.profile.contention.retain(others);
-                    self.profile.contention.push(of);
+                let label = format!("the contention of {} by {}", kind.name(), variant.name());
+                let measured = self.contention_of_variant(&kind, variant, product);
+                if let Some(measurement) = self.value_or_note(&label, measured) {
+                    let key = (measurement.collective, measurement.variant);
+                    self.profile.contention.retain(|c| (c.collective, c.variant) != key);
+                    self.profile.contention.push(measurement);
                 }
             }
         }
@@ -189,41 +188,41 @@ impl ProfileTuner<'_> {
         variant: CollectiveVariant,
         product: f64,
     ) -> Result<ContentionMeasurement, Error> {
-        let most = self.profile.nearest_curve(kind, variant, None, self.ranks);
-        let most = most.or(self.profile.nearest_curve(kind, variant, Some(false), self.ranks));
-        let most = most.and_then(|curve| curve.points.last()).map_or(COLLECTIVE_BYTES, |p| p.0);
+        let curve = self.profile.nearest_curve(kind, variant, None, self.ranks);
+        let curve = curve.or(self.profile.nearest_curve(kind, variant, Some(false), self.ranks));
+        let max_bytes = curve.and_then(|curve| curve.points.last()).map_or(COLLECTIVE_BYTES, |p| p.0);
         let bytes =
-            COLLECTIVE_BYTES.min(if variant == CollectiveVariant::Ll { most } else { COLLECTIVE_BYTES });
+            COLLECTIVE_BYTES.min(if variant == CollectiveVariant::Ll { max_bytes } else { COLLECTIVE_BYTES });
         let estimate = |exit| self.profile.estimate_collective(kind, variant, Some(exit), bytes, self.ranks);
-        let (Some(kept), Some(dropped)) = (estimate(true), estimate(false).or(estimate(true))) else {
+        let (Some(kept_us), Some(dropped_us)) = (estimate(true), estimate(false).or(estimate(true))) else {
             return Err(Error::new(ErrorKind::Unsupported, "the profile has no curve".to_string()));
         };
         // The last collective of a run keeps its exit barrier. The products cover the collective at the rate that is assumed
         // without measurements, twice.
-        let covering = ((kept * 10.0 / product).ceil() as usize + 1).min(MAX_OPS_PER_PARTNER);
+        let covering = ((kept_us * 10.0 / product).ceil() as usize + 1).min(MAX_OPS_PER_PARTNER);
         // The kernel of the step at the end.
         let kernel = self.profile.throughput.map_or(0.0, |t| t.kernel_us);
-        let (both, planned) =
+        let (total_us, planned) =
             self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [1, covering]))?;
         self.check_lanes(&planned)?;
-        let taken = ((both - kernel - product * covering as f64) / kept).clamp(0.0, 1.0);
-        let many = ((product * 3.0 / dropped).ceil() as usize + 1).min(MAX_OPS_PER_PARTNER);
-        let (both, planned) =
+        let compute_share = ((total_us - kernel - product * covering as f64) / kept_us).clamp(0.0, 1.0);
+        let many = ((product * 3.0 / dropped_us).ceil() as usize + 1).min(MAX_OPS_PER_PARTNER);
+        let (total_us, planned) =
             self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [many, 1]))?;
         self.check_lanes(&planned)?;
         // Collectives of one program may take other times than the curves, whose collectives follow one another on the same
         // bytes.
         let (without, _) =
             self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [many, 0]))?;
-        let longer = both - without;
-        let rate = (product - longer) / (product - longer * taken);
+        let longer = total_us - without;
+        let rate = (product - longer) / (product - longer * compute_share);
         let rate = if rate.is_finite() { rate.clamp(0.05, 1.0) } else { 1.0 };
         Ok(ContentionMeasurement {
             collective: kind.collective_name(),
             variant,
             ranks: self.ranks,
             bytes,
-            taken,
+            taken: compute_share,
             rate,
         })
     }
@@ -231,8 +230,8 @@ impl ProfileTuner<'_> {
     /// Checks that no product waits for a collective, nor the other way round. The last step is exempt: it needs all collectives.
     fn check_lanes(&self, planned: &TunePlan) -> Result<(), Error> {
         let bucket = &planned.plan.buckets[0];
-        let last = bucket.steps.len().saturating_sub(1);
-        match bucket.steps[..last].iter().find(|step| !step.waits.is_empty()) {
+        let last_step = bucket.steps.len().saturating_sub(1);
+        match bucket.steps[..last_step].iter().find(|step| !step.waits.is_empty()) {
             None => Ok(()),
             Some(step) => Err(Error::new(
                 ErrorKind::Defect,
@@ -243,8 +242,8 @@ impl ProfileTuner<'_> {
 
     /// Measures the time between the lanes.
     fn measure_crossing(&mut self) {
-        let found = self.time_crossing_chain();
-        if let Some(us) = self.value_or_note("the time between lanes", found) {
+        let measured = self.time_crossing_chain();
+        if let Some(us) = self.value_or_note("the time between lanes", measured) {
             self.update_throughput(|t| t.crossing_us = us);
         }
     }
@@ -280,8 +279,8 @@ impl ProfileTuner<'_> {
 /// The operations of all nodes of a program without symbols.
 fn count_operations(graph: &Graph) -> OperationCounts {
     let size = |d: &Dim| d.as_const().and_then(|n| u64::try_from(n).ok()).unwrap_or(1);
-    let all = graph.nodes.values().map(|node| OperationCounts::count_node(graph, node, size));
-    all.fold(OperationCounts::default(), OperationCounts::plus)
+    let counts = graph.nodes.values().map(|node| OperationCounts::count_node(graph, node, size));
+    counts.fold(OperationCounts::default(), OperationCounts::plus)
 }
 
 fn small_kernels_text(count: usize) -> String {
@@ -346,14 +345,14 @@ fn concurrent_text(
         );
     }
     // A step at the end needs the results, so they keep their memory until then. No product waits for it.
-    let mut parts = String::new();
+    let mut slices = String::new();
     for i in 0..collectives {
-        parts += &format!("%d{i}: bf16[1, {PRODUCT_COLUMNS}] = slice %c{i} axis=0 start=0 step=1\n");
+        slices += &format!("%d{i}: bf16[1, {PRODUCT_COLUMNS}] = slice %c{i} axis=0 start=0 step=1\n");
     }
     let names: Vec<String> = (0..collectives).map(|i| format!("%d{i}")).collect();
     let names = names.join(", ");
     format!(
-        "{inputs}{nodes}{body}{parts}%e: bf16[{collectives}, {PRODUCT_COLUMNS}] = concat {names} axis=0\n\
+        "{inputs}{nodes}{body}{slices}%e: bf16[{collectives}, {PRODUCT_COLUMNS}] = concat {names} axis=0\n\
          return %e\n{}",
         return_text(count)
     )
@@ -401,16 +400,19 @@ mod tests {
             kernel_us: 4.0,
             crossing_us: 9.0,
         });
-        let rate =
-            |(rows, part): (u64, f64)| ProductRate { rows, matmul_16bit: 600.0 * part, matmul: 50.0 * part };
-        let parts = [0.002, 0.03, 0.12, 0.5, 0.9, 1.0];
-        profile.product_rates = MEASURED_ROWS.into_iter().zip(parts).map(rate).collect();
+        let rate = |(rows, share): (u64, f64)| ProductRate {
+            rows,
+            matmul_16bit: 600.0 * share,
+            matmul: 50.0 * share,
+        };
+        let shares = [0.002, 0.03, 0.12, 0.5, 0.9, 1.0];
+        profile.product_rates = MEASURED_ROWS.into_iter().zip(shares).map(rate).collect();
         let mut turn = 0;
         for kind in CollectiveKind::sample_kinds(ranks).into_iter().filter(|kind| !kind.moves_by_data()) {
             for variant in profile.supported_variants(&kind) {
                 turn += 1;
                 let (taken, rate) = (0.1 + 0.1 * f64::from(turn % 7), 0.15 + 0.1 * f64::from(turn % 5));
-                let of = ContentionMeasurement {
+                let measurement = ContentionMeasurement {
                     collective: kind.collective_name(),
                     variant,
                     ranks,
@@ -418,12 +420,12 @@ mod tests {
                     taken,
                     rate,
                 };
-                let known = profile
+                let is_known = profile
                     .contention
                     .iter()
-                    .any(|c| (c.collective, c.variant) == (of.collective, of.variant));
-                if !known {
-                    profile.contention.push(of);
+                    .any(|c| (c.collective, c.variant) == (measurement.collective, measurement.variant));
+                if !is_known {
+                    profile.contention.push(measurement);
                 }
             }
         }
@@ -444,29 +446,32 @@ mod tests {
     #[test]
     fn a_machine_is_found_by_what_its_programs_take() {
         for ranks in [2, 4] {
-            let known = known(ranks);
-            let measure = |plan: &CheckedPlan| Ok(estimate(plan, &known)?[0].total_us);
-            let TuneResult { profile, notes } = tune_profile(unknown(&known), ranks, &measure);
+            let machine = known(ranks);
+            let measure = |plan: &CheckedPlan| Ok(estimate(plan, &machine)?[0].total_us);
+            let TuneResult { profile, notes } = tune_profile(unknown(&machine), ranks, &measure);
             assert!(notes.is_empty(), "{notes:#?}");
-            let [found, expected] = [&profile, &known].map(|p| p.throughput.expect("a throughput"));
-            assert!(near(found.kernel_us, expected.kernel_us, 0.01), "{found:?}");
-            assert!(near(found.attention, expected.attention, 0.02), "{found:?}");
-            assert!(near(found.matmul_16bit, expected.matmul_16bit, 0.02), "{found:?}");
-            assert!(near(found.matmul, expected.matmul, 0.02), "{found:?}");
-            assert!(near(found.crossing_us, expected.crossing_us, 0.15), "{found:?}");
+            let [measured, expected] = [&profile, &machine].map(|p| p.throughput.expect("a throughput"));
+            assert!(near(measured.kernel_us, expected.kernel_us, 0.01), "{measured:?}");
+            assert!(near(measured.attention, expected.attention, 0.02), "{measured:?}");
+            assert!(near(measured.matmul_16bit, expected.matmul_16bit, 0.02), "{measured:?}");
+            assert!(near(measured.matmul, expected.matmul, 0.02), "{measured:?}");
+            assert!(near(measured.crossing_us, expected.crossing_us, 0.15), "{measured:?}");
             assert_eq!(profile.product_rates.len(), MEASURED_ROWS.len());
-            for (found, expected) in profile.product_rates.iter().zip(&known.product_rates).skip(2) {
-                assert!(near(found.matmul_16bit, expected.matmul_16bit, 0.02), "{found:?} {expected:?}");
+            for (measured, expected) in profile.product_rates.iter().zip(&machine.product_rates).skip(2) {
+                assert!(
+                    near(measured.matmul_16bit, expected.matmul_16bit, 0.02),
+                    "{measured:?} {expected:?}"
+                );
             }
-            assert_eq!(profile.contention.len(), known.contention.len());
+            assert_eq!(profile.contention.len(), machine.contention.len());
             for found in &profile.contention {
                 let kinds = CollectiveKind::sample_kinds(ranks);
                 let kind =
                     kinds.iter().find(|kind| kind.collective_name() == found.collective).expect("a kind");
-                let expected = known.timed_collectives(&[(kind, found.bytes)], found.variant, None, ranks);
+                let expected = machine.timed_collectives(&[(kind, found.bytes)], found.variant, None, ranks);
                 let expected = expected.expect("a curve");
                 let [taken, rate] = [expected.compute_share, expected.rate]
-                    .map(|part| f64::from(part) / f64::from(FULL_RATE));
+                    .map(|share| f64::from(share) / f64::from(FULL_RATE));
                 assert!((found.taken - taken).abs() < 0.05, "{taken}: {found:?}");
                 assert!((found.rate - rate).abs() < 0.08, "{rate}: {found:?}");
             }
@@ -477,21 +482,21 @@ mod tests {
     /// A value that cannot be measured is named and keeps its old value. The others are measured.
     #[test]
     fn measurements_that_fail_are_named() {
-        let known = known(2);
+        let machine = known(2);
         let measure = |plan: &CheckedPlan| {
             let text = &plan.source.text;
             if text.contains("attention") || text.contains("via=push") || text.contains("f32[64, ") {
                 return Err(Error::new(ErrorKind::Run, "no kernel".to_string()));
             }
-            Ok(estimate(plan, &known)?[0].total_us)
+            Ok(estimate(plan, &machine)?[0].total_us)
         };
-        let start = unknown(&known);
+        let start = unknown(&machine);
         let TuneResult { profile, notes } = tune_profile(start.clone(), 2, &measure);
         for part in ["the rate of attention", "products of 64 rows in f32", "all_gather by push"] {
             assert!(notes.iter().any(|n| n.contains(part) && n.contains("no kernel")), "{part}: {notes:#?}");
         }
-        let [found, before] = [&profile, &start].map(|p| p.throughput.expect("a throughput"));
-        assert!(found.attention == before.attention && found.kernel_us != before.kernel_us);
+        let [after, before] = [&profile, &start].map(|p| p.throughput.expect("a throughput"));
+        assert!(after.attention == before.attention && after.kernel_us != before.kernel_us);
         assert!(profile.contention.iter().all(|c| c.variant != CollectiveVariant::Push));
         assert!(profile.contention.len() > 4 && profile.product_rates.len() == MEASURED_ROWS.len() - 1);
         // Nothing can be measured: all values stay as they were.

@@ -59,7 +59,7 @@ impl Weights {
 
     /// A buffer, which has the same value on every rank.
     pub(crate) fn find_buffer(&self, source: &str) -> Option<&Arc<Tensor>> {
-        let known = self.buffers.iter().any(|b| b == source);
-        self.ranks.first().filter(|_| known)?.get(source)
+        let is_buffer = self.buffers.iter().any(|b| b == source);
+        self.ranks.first().filter(|_| is_buffer)?.get(source)
     }
 }

@@ -120,10 +120,10 @@ impl Workload {
     ) -> Result<Self, Error> {
         let ranks = graph.ranks.ok_or_else(|| Error::invalid_request("the number of ranks is open"))?;
         if let Some(file) = tensors.filter(|f| f.ranks() != ranks) {
-            let found = file.ranks();
+            let file_ranks = file.ranks();
             return Err(Error::format(
                 file.path(),
-                format!("the program runs on {}, the file has tensors for {found}", ranks_text(ranks)),
+                format!("the program runs on {}, the file has tensors for {file_ranks}", ranks_text(ranks)),
             ));
         }
         if tensors.is_some() {
@@ -131,8 +131,8 @@ impl Workload {
         }
         let mut notes = Vec::new();
         let set = resolve_set_symbols(graph, &draw.symbols)?;
-        let given = find_argument_source(graph, tensors, draw, ranks, &set)?;
-        let (bindings, recorded, drawn) = match given {
+        let source = find_argument_source(graph, tensors, draw, ranks, &set)?;
+        let (bindings, recorded, drawn) = match source {
             ArgumentSource::Recorded(bindings, arguments) => (bindings, Some(arguments), None),
             ArgumentSource::Drawn(why) => (default_bindings(graph, &set, &mut notes), None, Some(why)),
             ArgumentSource::Nothing => {
@@ -141,8 +141,9 @@ impl Workload {
         };
         if tensors.is_none() || recorded.is_none() {
             // The weights of a file are mapped, not held in memory.
-            let held = |i: &GraphInput| i.kind == InputKind::Argument || tensors.is_none();
-            memory::check_available_memory(graph, &bindings, held)?;
+            memory::check_available_memory(graph, &bindings, |i| {
+                i.kind == InputKind::Argument || tensors.is_none()
+            })?;
         }
         let config = SeedConfig { arguments: draw.ranks, ..SeedConfig::new(draw.seed) };
         let seeds = SeededInputs::new(graph, &bindings, config);
@@ -266,15 +267,15 @@ fn resolve_set_symbols(graph: &Graph, set: &[(String, i64)]) -> Result<Vec<(Symb
 /// # Errors
 /// There is no such symbol. The message lists the symbols.
 pub(crate) fn find_symbol(graph: &Graph, name: &str) -> Result<SymbolId, Error> {
-    let found = graph
+    let symbol = graph
         .symbols
         .iter()
         .find(|(_, s)| s.name == name)
         .or_else(|| graph.symbols.iter().find(|(_, s)| s.alias.as_deref() == Some(name)));
-    found.map(|(id, _)| id).ok_or_else(|| {
-        let known: Vec<&str> = graph.symbols.values().map(|s| s.name.as_str()).collect();
-        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-        Error::invalid_request(format!("the program has no symbol {name}; it has: {known}"))
+    symbol.map(|(id, _)| id).ok_or_else(|| {
+        let names: Vec<&str> = graph.symbols.values().map(|s| s.name.as_str()).collect();
+        let names = if names.is_empty() { "none".into() } else { names.join(", ") };
+        Error::invalid_request(format!("the program has no symbol {name}; it has: {names}"))
     })
 }
 
@@ -307,8 +308,8 @@ fn find_argument_source(
     };
     let recorded = recorded_arguments(graph, file, ranks, count)?;
     let bindings = solve_recorded_bindings(graph, &recorded, file)?;
-    let other = set.iter().find_map(|&(s, v)| Some((s, bindings.get(s).filter(|&found| found != v)?, v)));
-    if let Some((symbol, found, wanted)) = other {
+    let mismatch = set.iter().find_map(|&(s, v)| Some((s, bindings.get(s).filter(|&found| found != v)?, v)));
+    if let Some((symbol, found, wanted)) = mismatch {
         let name = &graph.symbols[symbol].name;
         return Ok(ArgumentSource::Drawn(format!(
             "its outputs are those of {name}={found}, not of {name}={wanted}"
@@ -332,7 +333,7 @@ fn recorded_arguments(
         };
         file.input(rank, index)?.ok_or_else(missing)
     };
-    let all: Vec<Vec<_>> = (0..ranks)
+    let arguments_by_rank: Vec<Vec<_>> = (0..ranks)
         .map(|rank| (0..count).map(|index| argument(rank, index)).collect())
         .collect::<Result<_, Error>>()?;
     if let Some(surplus) = recorded_outputs::surplus_argument(file, ranks, count) {
@@ -347,7 +348,7 @@ fn recorded_arguments(
         };
         return Err(Error::format(file.path(), format!("{surplus}: the program has {takes}{advice}")));
     }
-    Ok(all)
+    Ok(arguments_by_rank)
 }
 
 /// The bindings that the shapes of recorded arguments imply.

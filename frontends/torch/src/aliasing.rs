@@ -168,17 +168,17 @@ pub(crate) fn note_alias(c: &mut OpCall<'_, '_>, value: ValueId, operand: ValueI
 /// The base of a value, and the view nodes that lead from it to the value.
 pub(crate) fn find_base(c: &OpCall<'_, '_>, value: ValueId) -> (ValueId, Vec<NodeId>) {
     let graph = c.lowering.builder.graph();
-    let mut at = value;
+    let mut base = value;
     let mut chain = Vec::new();
-    while let ValueDef::Node(node, _) = graph.values[at].def {
+    while let ValueDef::Node(node, _) = graph.values[base].def {
         if !graph.nodes[node].op.is_view() && !c.lowering.rank_slice_nodes.contains(&node) {
             break;
         }
         chain.push(node);
-        at = graph.nodes[node].inputs[0];
+        base = graph.nodes[node].inputs[0];
     }
     chain.reverse();
-    (at, chain)
+    (base, chain)
 }
 
 fn operand_layout<'p>(c: &OpCall<'_, 'p>) -> Option<(Vec<Dim>, Vec<Dim>)> {
@@ -208,8 +208,8 @@ pub(crate) fn memory_order(c: &OpCall<'_, '_>) -> Option<Vec<usize>> {
     let (sizes, strides) = operand_layout(c)?;
     let mut order: Vec<usize> = (0..sizes.len()).collect();
     if is_row_major(&sizes, &strides) != Some(true) {
-        let known = strides.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>()?;
-        order.sort_by_key(|&a| std::cmp::Reverse(known.get(a).copied()));
+        let constant_strides = strides.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>()?;
+        order.sort_by_key(|&a| std::cmp::Reverse(constant_strides.get(a).copied()));
     }
     let sorted_sizes: Vec<Dim> = order.iter().filter_map(|&a| sizes.get(a).cloned()).collect();
     let sorted_strides: Vec<Dim> = order.iter().filter_map(|&a| strides.get(a).cloned()).collect();
@@ -224,8 +224,8 @@ pub(crate) fn is_row_major(sizes: &[Dim], strides: &[Dim]) -> Option<bool> {
             continue;
         }
         if *stride != expected {
-            let known = stride.as_const().is_some() && expected.as_const().is_some();
-            return known.then_some(false);
+            let are_constant = stride.as_const().is_some() && expected.as_const().is_some();
+            return are_constant.then_some(false);
         }
         expected = expected * size.clone();
     }
@@ -267,7 +267,7 @@ fn is_viewable_as(sizes: &[i64], strides: &[i64], new: &[i64]) -> bool {
     if sizes.contains(&0) {
         return true;
     }
-    let mut left = new.iter().rev().peekable();
+    let mut remaining = new.iter().rev().peekable();
     let mut run = 1i64;
     let axes: Vec<(i64, i64)> =
         sizes.iter().copied().zip(strides.iter().copied()).filter(|a| a.0 != 1).collect();
@@ -278,17 +278,17 @@ fn is_viewable_as(sizes: &[i64], strides: &[i64], new: &[i64]) -> bool {
         if is_contiguous_with_outer {
             continue;
         }
-        let mut seen = 1i64;
-        while seen < run {
-            let Some(extent) = left.next() else { return false };
-            seen = seen.saturating_mul(*extent);
+        let mut covered = 1i64;
+        while covered < run {
+            let Some(extent) = remaining.next() else { return false };
+            covered = covered.saturating_mul(*extent);
         }
-        if seen != run {
+        if covered != run {
             return false;
         }
         run = 1;
     }
-    left.all(|extent| *extent == 1)
+    remaining.all(|extent| *extent == 1)
 }
 
 #[cfg(test)]

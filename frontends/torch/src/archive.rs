@@ -121,14 +121,14 @@ impl<'a> Archive<'a> {
 
     fn expect_text(&mut self, entry: &str, expected: &str) -> Result<()> {
         let bytes = self.read_entry(entry, 1 << 10)?;
-        let found = String::from_utf8_lossy(&bytes);
-        if found.trim() == expected {
+        let text = String::from_utf8_lossy(&bytes);
+        if text.trim() == expected {
             return Ok(());
         }
         Err(ImportError::Content {
             entry: entry.into(),
             expected: format!("`{expected}`"),
-            found: format!("`{}`", found.trim()),
+            found: format!("`{}`", text.trim()),
         })
     }
 
@@ -216,11 +216,11 @@ impl<'a> Archive<'a> {
         let file = self.zip.by_index_raw(index).map_err(|e| entry_error(entry, e.to_string()))?;
         let size = file.size();
         let packed = file.compressed_size();
-        let most = match file.compression() {
+        let max_size = match file.compression() {
             CompressionMethod::Stored => packed,
             _ => packed.saturating_mul(DEFLATE_RATIO),
         };
-        if size > most {
+        if size > max_size {
             return Err(entry_error(entry, format!("{packed} bytes cannot unpack to {size}")));
         }
         Ok(size)

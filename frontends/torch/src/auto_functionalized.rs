@@ -64,7 +64,7 @@ fn lower_written_bases<'c, 'p>(
 ) -> RuleResult {
     let bases = c.tensors("_all_bases")?;
     let written = written_arguments(c)?;
-    let mut given = Vec::with_capacity(written.len());
+    let mut arguments = Vec::with_capacity(written.len());
     for w in &written {
         let Some(&base) = bases.get(w.base) else {
             return Err(RuleFailure::Invalid(format!(
@@ -73,9 +73,9 @@ fn lower_written_bases<'c, 'p>(
                 bases.len()
             )));
         };
-        given.push((w.name, read_view(c, base, w)?));
+        arguments.push((w.name, read_view(c, base, w)?));
     }
-    c.override_arguments(1, given);
+    c.override_arguments(1, arguments);
     c.wants_all = true;
     rule(c)?;
     c.check_all_read()?;
@@ -102,16 +102,16 @@ fn set_results(
             c.set_result(i, value);
         }
     }
-    let mut known = vec![true; bases.len()];
+    let mut is_known = vec![true; bases.len()];
     for w in written {
-        match (new_contents(writes, new, w.name), bases.get_mut(w.base), known.get_mut(w.base)) {
+        match (new_contents(writes, new, w.name), bases.get_mut(w.base), is_known.get_mut(w.base)) {
             (Some(value), Some(base), _) => *base = write_view(c, *base, w, value)?,
-            (None, _, Some(known)) => *known = false,
+            (None, _, Some(is_known)) => *is_known = false,
             _ => {}
         }
     }
     for (i, base) in bases.into_iter().enumerate() {
-        if known.get(i) == Some(&true) {
+        if is_known.get(i) == Some(&true) {
             let value = ensure_separate(c, base)?;
             c.set_result(own_count + i, value);
         }
@@ -121,13 +121,13 @@ fn set_results(
 
 /// The new contents of a written argument.
 fn new_contents(writes: &OpWrites, new: &[Option<ValueId>], argument: &str) -> Option<ValueId> {
-    let at = writes.arguments.iter().position(|a| a == argument)?;
-    new.get(writes.own_results + at).copied().flatten()
+    let position = writes.arguments.iter().position(|a| a == argument)?;
+    new.get(writes.own_results + position).copied().flatten()
 }
 
 /// The written arguments that have bases.
 fn written_arguments<'p>(c: &OpCall<'_, 'p>) -> RuleResult<Vec<WrittenArgument<'p>>> {
-    let mut all = Vec::new();
+    let mut written = Vec::new();
     for input in &c.node.inputs {
         let name: &'p str = &input.name;
         if let Some(list) = name.strip_prefix('_').and_then(|n| n.strip_suffix("_length")) {
@@ -150,9 +150,9 @@ fn written_arguments<'p>(c: &OpCall<'_, 'p>) -> RuleResult<Vec<WrittenArgument<'
         } else {
             BaseView::Full
         };
-        all.push(WrittenArgument { name: argument, base, view });
+        written.push(WrittenArgument { name: argument, base, view });
     }
-    Ok(all)
+    Ok(written)
 }
 
 fn read_view(c: &mut OpCall<'_, '_>, base: ValueId, w: &WrittenArgument<'_>) -> EmitResult {

@@ -134,21 +134,21 @@ impl<'c, 'p> OpCall<'c, 'p> {
         renamed: &'static [(&'static str, &'static str)],
         rule: OpRule,
     ) -> RuleResult<Vec<ValueId>> {
-        let mut all = Vec::with_capacity(count);
+        let mut values = Vec::with_capacity(count);
         self.renamed = renamed;
         for i in 0..count {
             self.element = Some(i);
             self.result_values.fill(None);
             rule.apply(self)?;
             match self.result(0) {
-                Some(value) => all.push(value),
+                Some(value) => values.push(value),
                 None => return fail_invalid(format!("expected a result for element {i}, found none")),
             }
         }
         self.element = None;
         self.renamed = &[];
         self.result_values.fill(None);
-        Ok(all)
+        Ok(values)
     }
 
     /// Applies a rule while `parts` replace tensors by name. The parts are the real or the imaginary
@@ -168,11 +168,11 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     /// The argument of this name. `None` if it is absent or an explicit none.
     pub fn get(&self, name: &str) -> Option<&'p Argument<'p>> {
-        let found = self.read_input(name).or_else(|| {
-            let names = self.renamed.iter().filter(|(asked, _)| *asked == name);
+        let argument = self.read_input(name).or_else(|| {
+            let names = self.renamed.iter().filter(|(requested, _)| *requested == name);
             names.map(|(_, other)| other).find_map(|other| self.read_input(other))
         });
-        found.filter(|a| !matches!(a, Argument::None))
+        argument.filter(|a| !matches!(a, Argument::None))
     }
 
     /// The argument of this name as the program states it. `None` if the program omits it.
@@ -208,12 +208,12 @@ impl<'c, 'p> OpCall<'c, 'p> {
     /// Fails if the rule did not read an argument that the program passes.
     pub fn check_all_read(&self) -> RuleResult {
         let read = self.read.borrow();
-        let given = self.inputs.iter().filter(|i| !matches!(i.arg, Argument::None));
-        match given.into_iter().find(|i| !read.contains(&*i.name) && !IMMATERIAL.contains(&&*i.name)) {
+        let passed = self.inputs.iter().filter(|i| !matches!(i.arg, Argument::None));
+        match passed.into_iter().find(|i| !read.contains(&*i.name) && !IMMATERIAL.contains(&&*i.name)) {
             None => Ok(()),
             Some(i) => {
-                let found = i.arg.describe();
-                fail_invalid(format!("the argument `{}` is not supported, found {found}", &*i.name))
+                let argument = i.arg.describe();
+                fail_invalid(format!("the argument `{}` is not supported, found {argument}", &*i.name))
             }
         }
     }
@@ -270,7 +270,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     fn tensor_value(&self, name: &str) -> EmitResult {
         match self.parts.as_ref().and_then(|parts| parts.get(name)) {
-            Some(part) => Ok(*part),
+            Some(value) => Ok(*value),
             None => self.lowering.scope.value(name).map_err(RuleFailure::Invalid),
         }
     }
@@ -281,7 +281,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
         }
         let Some(arg) = self.get(name) else { return Ok(None) };
         match self.element_tensor(arg) {
-            Some(found) => found.map(Some),
+            Some(value) => value.map(Some),
             None => self.fail_argument_kind(name, "a tensor", arg),
         }
     }
@@ -299,7 +299,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             return fail_invalid("expected a tensor as first argument, found none".into());
         };
         match self.element_tensor(arg) {
-            Some(found) => found,
+            Some(value) => value,
             None => self.fail_argument_kind("argument 0", "a tensor", arg),
         }
     }
@@ -332,8 +332,8 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     pub fn opt_operand(&mut self, name: &str) -> RuleResult<Option<CallOperand>> {
         let Some(arg) = self.get(name) else { return Ok(self.override_value(name).map(CallOperand::Tensor)) };
-        if let Some(found) = self.element_tensor(arg) {
-            return Ok(Some(CallOperand::Tensor(found?)));
+        if let Some(value) = self.element_tensor(arg) {
+            return Ok(Some(CallOperand::Tensor(value?)));
         }
         Ok(Some(match arg {
             Argument::ByRank(b) => CallOperand::Tensor(self.per_rank_input(b)?),
@@ -388,8 +388,8 @@ impl<'c, 'p> OpCall<'c, 'p> {
                 Scalar::Float(symmc_ir::FloatAttribute(*v.get(i).ok_or_else(|| short(v.len()))?))
             }
             (Argument::SymFloats(v), Some(i)) => {
-                let one = v.get(i).ok_or_else(|| short(v.len()))?;
-                Scalar::Float(symmc_ir::FloatAttribute(self.sym_float(one)?))
+                let element = v.get(i).ok_or_else(|| short(v.len()))?;
+                Scalar::Float(symmc_ir::FloatAttribute(self.sym_float(element)?))
             }
             (arg, _) => self.plain_scalar(name, arg)?,
         })
@@ -443,7 +443,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             None => Ok(None),
             Some(Argument::ScalarType(code)) => match self.dtype_from_code(*code) {
                 Ok(d) => Ok(Some(d)),
-                Err(found) => fail_invalid(format!("expected a supported dtype as `{name}`, found {found}")),
+                Err(dtype) => fail_invalid(format!("expected a supported dtype as `{name}`, found {dtype}")),
             },
             Some(other) => self.fail_argument_kind(name, "a dtype", other),
         }
@@ -452,8 +452,8 @@ impl<'c, 'p> OpCall<'c, 'p> {
     /// The dtype of a `ScalarType`. While a rule is applied to components, a complex dtype becomes that of a
     /// component.
     fn dtype_from_code(&self, code: u32) -> Result<DType, String> {
-        let part = self.parts.as_ref().and_then(|_| dtype::complex_component_dtype(code));
-        part.map_or_else(|| dtype::from_schema(code), Ok)
+        let component = self.parts.as_ref().and_then(|_| dtype::complex_component_dtype(code));
+        component.map_or_else(|| dtype::from_schema(code), Ok)
     }
 
     /// An integer, which may be symbolic.
@@ -513,8 +513,8 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     pub fn opt_ints(&self, name: &str) -> RuleResult<Option<Vec<i64>>> {
         let Some(dims) = self.opt_dims(name)? else { return Ok(None) };
-        let known = dims.iter().map(Dim::as_const).collect::<Option<Vec<_>>>();
-        known.map(Some).ok_or_else(|| RuleFailure::Opaque(format!("`{name}` is symbolic")))
+        let constants = dims.iter().map(Dim::as_const).collect::<Option<Vec<_>>>();
+        constants.map(Some).ok_or_else(|| RuleFailure::Opaque(format!("`{name}` is symbolic")))
     }
 
     fn sym_int(&self, s: &SymArgument<'_>) -> RuleResult<Dim> {
@@ -586,15 +586,15 @@ impl<'c, 'p> OpCall<'c, 'p> {
     /// Whether an integer argument depends on data.
     pub fn has_data_size(&self) -> RuleResult<bool> {
         for input in self.inputs {
-            let found = match &input.arg {
+            let depends = match &input.arg {
                 Argument::SymInt(s) => self.depends_on_data(s)?,
                 Argument::SymInts(list) => {
-                    let all = list.iter().map(|s| self.depends_on_data(s));
-                    all.collect::<RuleResult<Vec<_>>>()?.contains(&true)
+                    let dependent = list.iter().map(|s| self.depends_on_data(s));
+                    dependent.collect::<RuleResult<Vec<_>>>()?.contains(&true)
                 }
                 _ => false,
             };
-            if found {
+            if depends {
                 return Ok(true);
             }
         }
@@ -674,9 +674,9 @@ impl<'c, 'p> OpCall<'c, 'p> {
     pub fn declared_result_type(&self, result: usize) -> RuleResult<symmc_ir::TensorType> {
         match self.results.get(result).copied().flatten() {
             Some(name) if self.parts.is_some() && self.lowering.is_complex(name) => {
-                let mut both = self.lowering.component_type(name)?;
-                both.shape.pop();
-                Ok(both)
+                let mut joined_type = self.lowering.component_type(name)?;
+                joined_type.shape.pop();
+                Ok(joined_type)
             }
             Some(name) => Ok(self.lowering.declared_type(name)?),
             None => fail_invalid(format!("expected a result {result}, found none")),

@@ -51,8 +51,8 @@ pub(crate) struct DeclaredOp {
 
 impl DeclaredArgument {
     fn parse(part: &str) -> Result<Self, String> {
-        let at = part.find('=').unwrap_or(part.len());
-        let (declaration, values) = part.split_at_checked(at).unwrap_or((part, ""));
+        let declaration_end = part.find('=').unwrap_or(part.len());
+        let (declaration, values) = part.split_at_checked(declaration_end).unwrap_or((part, ""));
         let (ty, name) = declaration
             .trim()
             .rsplit_once(char::is_whitespace)
@@ -99,11 +99,11 @@ impl DeclaredOp {
         let (op, overload) = op.split_once('.').unwrap_or((op, "default"));
         let mut written = Vec::new();
         let mut declared = Vec::new();
-        for part in split_items(arguments)? {
-            if part == "*" {
+        for item in split_items(arguments)? {
+            if item == "*" {
                 continue;
             }
-            let argument = DeclaredArgument::parse(part)?;
+            let argument = DeclaredArgument::parse(item)?;
             if let Some(alias) = alias(&argument.ty)
                 && alias.contains('!')
             {
@@ -127,16 +127,16 @@ fn parse_results(text: &str, written: &[(String, String)]) -> Result<(usize, Vec
     let inner = text.strip_prefix('(').and_then(|t| t.strip_suffix(')'));
     let mut own_count = 0;
     let mut returned = Vec::new();
-    for part in split_items(inner.unwrap_or(text))? {
-        match alias(part) {
-            None => own_count += usize::from(part.starts_with("Tensor")),
+    for item in split_items(inner.unwrap_or(text))? {
+        match alias(item) {
+            None => own_count += usize::from(item.starts_with("Tensor")),
             Some(alias) if alias.contains('!') => {
                 let argument = written.iter().find(|(a, _)| a == alias).map(|(_, name)| name.clone());
                 returned.push(argument.ok_or_else(|| format!("expected an argument ({alias}), found none"))?);
             }
             Some(_) => {
                 return Err(format!(
-                    "expected results that are new tensors or written arguments, found `{part}`"
+                    "expected results that are new tensors or written arguments, found `{item}`"
                 ));
             }
         }
@@ -149,21 +149,24 @@ fn parse_results(text: &str, written: &[(String, String)]) -> Result<(usize, Vec
 
 /// The alias annotation of a type: `a!` in `Tensor(a!)[]`.
 fn alias(ty: &str) -> Option<&str> {
-    let rest = ty.trim().strip_prefix("Tensor")?;
-    let rest = rest.strip_prefix("[]").unwrap_or(rest);
-    rest.strip_prefix('(')?.split_once(')').map(|(alias, _)| alias.split("->").next().unwrap_or(alias).trim())
+    let annotation = ty.trim().strip_prefix("Tensor")?;
+    let annotation = annotation.strip_prefix("[]").unwrap_or(annotation);
+    annotation
+        .strip_prefix('(')?
+        .split_once(')')
+        .map(|(alias, _)| alias.split("->").next().unwrap_or(alias).trim())
 }
 
 /// The arguments and the results of a schema, which an arrow outside of brackets separates.
 fn split_at_arrow(text: &str) -> Result<Option<(&str, &str)>, String> {
     let mut depth = 0i32;
     let mut arrow = None;
-    for (at, c) in unquoted(text)? {
+    for (position, c) in unquoted(text)? {
         match c {
             '(' | '[' => depth += 1,
             ')' | ']' => depth -= 1,
-            '-' if text.get(at..).is_some_and(|rest| rest.starts_with("->")) => {
-                arrow = Some(at);
+            '-' if text.get(position..).is_some_and(|rest| rest.starts_with("->")) => {
+                arrow = Some(position);
                 if depth == 0 {
                     break;
                 }
@@ -171,16 +174,16 @@ fn split_at_arrow(text: &str) -> Result<Option<(&str, &str)>, String> {
             _ => {}
         }
     }
-    let sides = arrow.and_then(|at| Some((text.get(..at)?, text.get(at + 2..)?)));
+    let sides = arrow.and_then(|position| Some((text.get(..position)?, text.get(position + 2..)?)));
     Ok(sides)
 }
 
 /// The parts before and after the first `==` outside of strings.
 fn split_at_accepted(text: &str) -> Result<Option<(&str, &str)>, String> {
     let outside = unquoted(text)?;
-    let mut starts = outside.into_iter().map(|(at, _)| at);
-    let found = starts.find(|at| text.get(*at..).is_some_and(|rest| rest.starts_with("==")));
-    Ok(found.and_then(|at| Some((text.get(..at)?, text.get(at + 2..)?))))
+    let mut starts = outside.into_iter().map(|(start, _)| start);
+    let position = starts.find(|start| text.get(*start..).is_some_and(|rest| rest.starts_with("==")));
+    Ok(position.and_then(|start| Some((text.get(..start)?, text.get(start + 2..)?))))
 }
 
 #[cfg(test)]
@@ -221,8 +224,8 @@ mod tests {
             ("m::f(Tensor(a!) x) -> (Tensor, Tensor(a!))", "found both"),
             ("m::f(Tensor x) -> Tensor(a!)", "expected an argument (a!)"),
         ] {
-            let found = DeclaredOp::parse(text).unwrap_err();
-            assert!(found.contains(expected), "{text}: {found}");
+            let error = DeclaredOp::parse(text).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 }

@@ -215,7 +215,7 @@ impl DataSizes {
         if id.index() < self.fixed {
             return;
         }
-        let smaller = self.limits.get(&id).is_some_and(|known| known.provably_le(limit, &self.all));
+        let smaller = self.limits.get(&id).is_some_and(|current| current.provably_le(limit, &self.all));
         if !smaller {
             self.limits.insert(id, limit.clone());
         }
@@ -253,9 +253,9 @@ impl DataSizes {
 
     /// The dim of a symbol, whether a caller or data determines it.
     pub fn resolve_symbol(&self, symbol: &str, fixed: &HashMap<String, Dim>) -> Result<Dim, String> {
-        let found = fixed.get(symbol).cloned();
-        let found = found.or_else(|| self.ids.get(symbol).map(|id| Dim::from(*id)));
-        found.ok_or_else(|| format!("`{symbol}` is not an extent of an argument: it depends on data"))
+        let dim = fixed.get(symbol).cloned();
+        let dim = dim.or_else(|| self.ids.get(symbol).map(|id| Dim::from(*id)));
+        dim.ok_or_else(|| format!("`{symbol}` is not an extent of an argument: it depends on data"))
     }
 
     /// The symbol of this module with this name.
@@ -286,17 +286,17 @@ impl DataSizes {
 
     /// A size with what is known to be equal replaced, so that equal sizes compare equal.
     pub fn normalize(&self, size: &Dim) -> Dim {
-        let mut found = size.clone();
+        let mut normalized = size.clone();
         for (from, to) in &self.equal {
-            if !self.depends_on_data(&found) {
+            if !self.depends_on_data(&normalized) {
                 break;
             }
-            let rest = found.clone() - from.clone();
-            if !self.depends_on_data(&rest) {
-                found = to.clone() + rest;
+            let difference = normalized.clone() - from.clone();
+            if !self.depends_on_data(&difference) {
+                normalized = to.clone() + difference;
             }
         }
-        found
+        normalized
     }
 
     /// An upper bound of a size without symbols that depend on data. Fails with the name of a symbol that has
@@ -308,11 +308,11 @@ impl DataSizes {
         }
         let mut best = self.substituted_capacity(&size);
         for (low, high) in self.at_most.iter().filter(|(_, high)| !self.depends_on_data(high)) {
-            let rest = size.clone() - low.clone();
-            if self.depends_on_data(&rest) {
+            let excess = size.clone() - low.clone();
+            if self.depends_on_data(&excess) {
                 continue;
             }
-            let bound = high.clone() + rest;
+            let bound = high.clone() + excess;
             if !best.as_ref().is_ok_and(|best| best.provably_le(&bound, &self.all)) {
                 best = Ok(bound);
             }
@@ -355,13 +355,14 @@ impl DataSizes {
             }
             terms.push((id, factor));
         }
-        let rest = size.substitute(&|s| if self.is_data(s) { 0.into() } else { s.into() });
-        let sum = terms.iter().fold(rest.clone(), |sum, (id, factor)| sum + Dim::from(*id) * factor.clone());
+        let remainder = size.substitute(&|s| if self.is_data(s) { 0.into() } else { s.into() });
+        let sum =
+            terms.iter().fold(remainder.clone(), |sum, (id, factor)| sum + Dim::from(*id) * factor.clone());
         if sum != *size {
             let shown = self.display(size);
             return Err(format!("`{shown}` depends on data and is no sum of such sizes"));
         }
-        Ok((terms, rest))
+        Ok((terms, remainder))
     }
 
     fn bounds(&self, size: &Dim) -> (i64, i64) {

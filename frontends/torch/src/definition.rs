@@ -117,16 +117,16 @@ fn split_text(text: &str, arguments: &[DeclaredArgument]) -> Result<Vec<TextPiec
     let mut pieces = Vec::new();
     for (number, line) in text.split_inclusive('\n').enumerate() {
         let states_group = line.trim_start().starts_with("group");
-        let mut rest = line;
-        while let Some(at) = find_placeholder(rest) {
-            let (before, found) = rest.split_at_checked(at).unwrap_or((rest, ""));
+        let mut remaining = line;
+        while let Some(start) = find_placeholder(remaining) {
+            let (before, from_placeholder) = remaining.split_at_checked(start).unwrap_or((remaining, ""));
             pieces.push(TextPiece::Text(before.to_string()));
-            let (placeholder, length) = read_placeholder(found, arguments, states_group)
+            let (placeholder, length) = read_placeholder(from_placeholder, arguments, states_group)
                 .map_err(|message| format!("line {}: {message}", number + 1))?;
             pieces.push(TextPiece::Placeholder(placeholder));
-            rest = found.get(length..).unwrap_or("");
+            remaining = from_placeholder.get(length..).unwrap_or("");
         }
-        pieces.push(TextPiece::Text(rest.to_string()));
+        pieces.push(TextPiece::Text(remaining.to_string()));
     }
     Ok(pieces)
 }
@@ -135,13 +135,15 @@ fn split_text(text: &str, arguments: &[DeclaredArgument]) -> Result<Vec<TextPiec
 fn find_placeholder(line: &str) -> Option<usize> {
     let mut in_string = false;
     let mut escaped = false;
-    for (at, c) in line.char_indices() {
+    for (position, c) in line.char_indices() {
         match c {
             _ if escaped => escaped = false,
             '\\' if in_string => escaped = true,
             '"' => in_string = !in_string,
-            '/' if !in_string && line.get(at..).is_some_and(|rest| rest.starts_with("//")) => return None,
-            '$' if !in_string => return Some(at),
+            '/' if !in_string && line.get(position..).is_some_and(|rest| rest.starts_with("//")) => {
+                return None;
+            }
+            '$' if !in_string => return Some(position),
             _ => {}
         }
     }
@@ -156,13 +158,13 @@ fn read_placeholder(
 ) -> Result<(Placeholder, usize), String> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let word = |from: usize| {
-        let rest = text.get(from..).unwrap_or("");
-        rest.get(..rest.find(|c| !is_part(c)).unwrap_or(rest.len())).unwrap_or("")
+        let tail = text.get(from..).unwrap_or("");
+        tail.get(..tail.find(|c| !is_part(c)).unwrap_or(tail.len())).unwrap_or("")
     };
     let name = word(1);
     let Some(argument) = arguments.iter().find(|a| a.name == name) else {
-        let known: Vec<&str> = arguments.iter().map(|a| a.name.as_str()).collect();
-        return Err(format!("`${name}` is no argument of the schema; it has {}", known.join(", ")));
+        let names: Vec<&str> = arguments.iter().map(|a| a.name.as_str()).collect();
+        return Err(format!("`${name}` is no argument of the schema; it has {}", names.join(", ")));
     };
     let end = 1 + name.len();
     let property = match text.get(end..) {
@@ -204,7 +206,7 @@ impl OpDefinitions {
             let definition = OpDefinition::read(text)?;
             by_target.entry(definition.declared.target.clone()).or_default().push(definition);
         }
-        let by_target = by_target.into_iter().map(|(target, all)| (target, Arc::new(all)));
+        let by_target = by_target.into_iter().map(|(target, definitions)| (target, Arc::new(definitions)));
         Ok(OpDefinitions { by_target: by_target.collect() })
     }
 
@@ -214,18 +216,21 @@ impl OpDefinitions {
     }
 
     pub fn declared_ops(&self) -> impl Iterator<Item = &DeclaredOp> {
-        self.by_target.values().flat_map(|all| all.iter()).map(|definition| &definition.declared)
+        self.by_target
+            .values()
+            .flat_map(|definitions| definitions.iter())
+            .map(|definition| &definition.declared)
     }
 
     /// The groups that a call of a defined op names.
     pub fn group_names<'n>(&self, target: &str, node: &'n ExportedNode<'_>) -> Vec<String> {
         let mut names = Vec::new();
-        let definitions = self.find(target).map_or(&[][..], |all| all.as_slice());
+        let definitions = self.find(target).map_or(&[][..], |definitions| definitions.as_slice());
         for definition in definitions {
             for argument in definition.declared.arguments.iter().filter(|a| definition.is_group(&a.name)) {
-                let given: Option<&'n Argument<'_>> =
+                let passed: Option<&'n Argument<'_>> =
                     node.inputs.iter().find(|i| *i.name == *argument.name).map(|i| &i.arg);
-                let name = match (given, &argument.default) {
+                let name = match (passed, &argument.default) {
                     (Some(Argument::String(name)), _) => name.to_string(),
                     (None, Some(Literal::Text(name))) => name.clone(),
                     _ => continue,
@@ -288,8 +293,8 @@ mod tests {
             (body("arg %x: f32[$x]"), "line 2: expected `$x.dtype` or an extent"),
             (body("arg %x: f32[$n.dtype]"), "line 2: expected `$n` or `$n.size`, found `$n.dtype`"),
         ] {
-            let found = OpDefinition::parse(&text).unwrap_err();
-            assert!(found.contains(expected), "{text}: {found}");
+            let error = OpDefinition::parse(&text).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 }

@@ -11,8 +11,8 @@ pub(crate) const DEFAULT_FLOAT: DType = DType::F32;
 
 /// The dtype of a `ScalarType` of the schema. Fails with the name of a dtype that the IR does not have.
 pub(crate) fn from_schema(code: u32) -> Result<DType, String> {
-    let found = DType::ALL.iter().find(|dtype| dtype.facts().torch.0 == code);
-    found.copied().ok_or_else(|| unsupported_dtype_name(code))
+    let dtype = DType::ALL.iter().find(|dtype| dtype.facts().torch.0 == code);
+    dtype.copied().ok_or_else(|| unsupported_dtype_name(code))
 }
 
 /// The dtype of the components of a complex `ScalarType`.
@@ -84,8 +84,8 @@ pub(crate) fn promote(a: DType, b: DType) -> DType {
 pub(crate) fn result_type(operands: &[(PromotionPriority, DType)]) -> Option<DType> {
     let promoted = |w: PromotionPriority| operands.iter().filter(|o| o.0 == w).map(|o| o.1).reduce(promote);
     let tensors = promoted(PromotionPriority::Tensor);
-    let others = combine(promoted(PromotionPriority::NoAxes), promoted(PromotionPriority::Scalar));
-    combine(tensors, others)
+    let scalars = combine(promoted(PromotionPriority::NoAxes), promoted(PromotionPriority::Scalar));
+    combine(tensors, scalars)
 }
 
 /// The common dtype of operands of a higher and a lower priority.

@@ -197,23 +197,23 @@ impl EffectAnalysis {
     /// Parses the schemas that the caller declares. Fails if one is invalid, or an op has two.
     pub fn new(schemas: &[String], definitions: &OpDefinitions, verifiers: &[JsonStr<'_>]) -> Result<Self> {
         let mut declared: HashMap<String, DeclaredOp> = HashMap::new();
-        for one in definitions.declared_ops() {
-            match declared.insert(one.target.clone(), one.clone()) {
-                Some(other) if other.writes != one.writes => {
+        for op in definitions.declared_ops() {
+            match declared.insert(op.target.clone(), op.clone()) {
+                Some(other) if other.writes != op.writes => {
                     let message = "expected that all definitions of the op write the same arguments".into();
-                    return Err(ImportError::Definition { op: one.target.clone(), message });
+                    return Err(ImportError::Definition { op: op.target.clone(), message });
                 }
                 _ => {}
             }
         }
         for text in schemas {
             let error = |message: String| ImportError::Declared { schema: text.clone(), message };
-            let one = DeclaredOp::parse(text).map_err(error)?;
-            if let Some(argument) = one.arguments.iter().find(|a| a.accepted.is_some()) {
+            let op = DeclaredOp::parse(text).map_err(error)?;
+            if let Some(argument) = op.arguments.iter().find(|a| a.accepted.is_some()) {
                 let name = &argument.name;
                 return Err(error(format!("`== …` of `{name}` is for definitions, and this is a schema")));
             }
-            if declared.insert(one.target.clone(), one).is_some() {
+            if declared.insert(op.target.clone(), op).is_some() {
                 return Err(error("expected one schema for the op, found two".into()));
             }
         }
@@ -222,9 +222,9 @@ impl EffectAnalysis {
     }
 
     pub fn check_all_used(&self, graph: &ExportedGraph<'_>) -> Result<()> {
-        let mut found = HashSet::new();
-        collect_targets(graph, &mut found);
-        match self.declared.values().find(|d| !found.contains(d.target.as_str())) {
+        let mut targets = HashSet::new();
+        collect_targets(graph, &mut targets);
+        match self.declared.values().find(|d| !targets.contains(d.target.as_str())) {
             None => Ok(()),
             Some(unused) => Err(ImportError::Declared {
                 schema: unused.text.clone(),
@@ -297,14 +297,14 @@ impl EffectAnalysis {
     }
 }
 
-fn collect_targets<'a>(graph: &'a ExportedGraph<'_>, found: &mut HashSet<&'a str>) {
+fn collect_targets<'a>(graph: &'a ExportedGraph<'_>, targets: &mut HashSet<&'a str>) {
     for node in &graph.nodes {
-        found.insert(bare_target(&node.target));
+        targets.insert(bare_target(&node.target));
         for input in &node.inputs {
             match &input.arg {
-                Argument::Graph(g) => collect_targets(g, found),
+                Argument::Graph(g) => collect_targets(g, targets),
                 Argument::Operator(op) => {
-                    found.insert(bare_target(op));
+                    targets.insert(bare_target(op));
                 }
                 _ => {}
             }

@@ -150,12 +150,12 @@ fn list_undescribed_groups(groups: &[UndescribedGroup]) -> String {
     let described = groups.iter().map(|g| {
         let size = g.size.map_or(String::new(), |n| format!("{n} ranks each, "));
         let nodes: Vec<String> = g.nodes.iter().take(SHOWN).map(|n| format!("`{n}`")).collect();
-        let more = match g.nodes.len().saturating_sub(SHOWN) {
+        let further = match g.nodes.len().saturating_sub(SHOWN) {
             0 => String::new(),
             n => format!(" and {n} more"),
         };
-        let what = if g.nodes.len() == 1 { "node" } else { "nodes" };
-        format!("group `{}` ({size}{what} {}{more})", g.name, nodes.join(", "))
+        let noun = if g.nodes.len() == 1 { "node" } else { "nodes" };
+        format!("group `{}` ({size}{noun} {}{further})", g.name, nodes.join(", "))
     });
     described.collect::<Vec<_>>().join(" and ")
 }

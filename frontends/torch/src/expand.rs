@@ -77,7 +77,7 @@ pub(crate) fn lower_by_definition(
     }
     match mismatches.as_slice() {
         [one] => invalid(format!("the definition does not accept the call: {one}")),
-        all => invalid(format!("no definition accepts the call: {}", all.join("; "))),
+        refusals => invalid(format!("no definition accepts the call: {}", refusals.join("; "))),
     }
 }
 
@@ -98,7 +98,7 @@ fn read_argument(c: &OpCall<'_, '_>, argument: &DeclaredArgument) -> RuleResult<
             None => invalid(format!("expected a tensor as `{name}`, found none")),
         };
     }
-    let Some(given) = c.stated_argument(name) else {
+    let Some(argument_value) = c.stated_argument(name) else {
         return match &argument.default {
             Some(default) => Ok(CallValue::Literal(default.clone())),
             None => invalid(format!(
@@ -106,14 +106,14 @@ fn read_argument(c: &OpCall<'_, '_>, argument: &DeclaredArgument) -> RuleResult<
             )),
         };
     };
-    let value = match given {
+    let value = match argument_value {
         Argument::SymInt(_) => {
-            let dim = c.dim_from_argument(name, given)?;
+            let dim = c.dim_from_argument(name, argument_value)?;
             dim.as_const().map_or(CallValue::Dim(dim), |i| CallValue::Literal(Literal::Int(i)))
         }
         Argument::ByRank(by_rank) => {
-            let found = by_rank.numbers.describe();
-            return invalid(format!("expected the same `{name}` on all ranks, found {found}"));
+            let numbers = by_rank.numbers.describe();
+            return invalid(format!("expected the same `{name}` on all ranks, found {numbers}"));
         }
         // The archive has one form for all empty lists.
         Argument::Tensors(items) if items.is_empty() => CallValue::Literal(Literal::List(Vec::new())),
@@ -131,7 +131,7 @@ fn read_argument(c: &OpCall<'_, '_>, argument: &DeclaredArgument) -> RuleResult<
     if fits {
         return Ok(value);
     }
-    invalid(format!("expected `{name}` of the type {}, found {}", argument.ty, given.describe()))
+    invalid(format!("expected `{name}` of the type {}, found {}", argument.ty, argument_value.describe()))
 }
 
 /// The program of a definition with the values of a call.
@@ -143,10 +143,10 @@ fn instantiate(
     if let Some(why) = find_refused_value(definition, values) {
         return mismatch(why);
     }
-    let mut whole = String::new();
+    let mut program_text = String::new();
     for piece in &definition.pieces {
         match piece {
-            TextPiece::Text(text) => whole.push_str(text),
+            TextPiece::Text(text) => program_text.push_str(text),
             TextPiece::Placeholder(placeholder) => {
                 let name = placeholder.argument();
                 match values.get(name) {
@@ -156,13 +156,14 @@ fn instantiate(
                     Some(CallValue::Literal(Literal::None)) => {
                         return mismatch(format!("expected a value of `{name}`, found none"));
                     }
-                    Some(value) => whole.push_str(&placeholder_text(c, placeholder, value)?),
+                    Some(value) => program_text.push_str(&placeholder_text(c, placeholder, value)?),
                     None => {}
                 }
             }
         }
     }
-    let graph = text::parse(&whole).map_err(|e| RuleFailure::Invalid(format!("the definition, {e}")))?;
+    let graph =
+        text::parse(&program_text).map_err(|e| RuleFailure::Invalid(format!("the definition, {e}")))?;
     for (name, value) in values {
         let matters = accepted(definition, name).is_none();
         match value {
@@ -195,16 +196,16 @@ fn find_refused_value(definition: &OpDefinition, values: &CallValues<'_>) -> Opt
     definition.declared.arguments.iter().find_map(|argument| {
         let Some(AcceptedValue::Only(expected)) = &argument.accepted else { return None };
         let name = &argument.name;
-        let found = match values.get(name.as_str())? {
-            CallValue::Literal(found) if found.agrees_with(expected) => return None,
+        let actual = match values.get(name.as_str())? {
+            CallValue::Literal(actual) if actual.agrees_with(expected) => return None,
             CallValue::Absent if *expected == Literal::None => return None,
             CallValue::Absent => "none".into(),
-            CallValue::Literal(found) => found.to_string(),
+            CallValue::Literal(actual) => actual.to_string(),
             CallValue::Tensor(_) => "a tensor".into(),
             CallValue::Dim(_) => "a symbolic integer".into(),
-            CallValue::Other(found) => found.clone(),
+            CallValue::Other(actual) => actual.clone(),
         };
-        Some(format!("expected {expected} as `{name}`, found {found}"))
+        Some(format!("expected {expected} as `{name}`, found {actual}"))
     })
 }
 
@@ -217,10 +218,10 @@ fn placeholder_text(c: &OpCall<'_, '_>, placeholder: &Placeholder, value: &CallV
             match shape.get(*axis).map(|dim| (dim, dim.as_const())) {
                 Some((_, Some(extent))) => Ok(extent.to_string()),
                 Some((dim, None)) => {
-                    let found = dim.display(&graph.symbols);
+                    let extent = dim.display(&graph.symbols);
                     invalid(format!(
                         "expected a number as extent {axis} of `{name}`, as the definition uses `${name}.{axis}`, \
-                         found `{found}`; a symbol of the definition can be any extent"
+                         found `{extent}`; a symbol of the definition can be any extent"
                     ))
                 }
                 None => invalid(format!("expected an axis {axis} of `{name}`, found {} axes", shape.len())),
@@ -247,20 +248,20 @@ fn placeholder_text(c: &OpCall<'_, '_>, placeholder: &Placeholder, value: &CallV
             literal.program_text().or_else(|why| invalid(format!("`{name}` in the definition: {why}")))
         }
         (Placeholder::Value(name), CallValue::Dim(dim)) => {
-            let found = dim.display(&graph.symbols);
+            let extent = dim.display(&graph.symbols);
             invalid(format!(
-                "expected a number as `{name}`, as the definition uses `${name}`, found `{found}`; a symbol \
+                "expected a number as `{name}`, as the definition uses `${name}`, found `{extent}`; a symbol \
                  `{name}` of the definition can be any integer"
             ))
         }
         (placeholder, value) => {
             let name = placeholder.argument();
-            let found = match value {
-                CallValue::Other(found) => found.clone(),
+            let actual = match value {
+                CallValue::Other(actual) => actual.clone(),
                 CallValue::Literal(literal) => literal.to_string(),
                 _ => "none".into(),
             };
-            invalid(format!("the definition cannot use `{name}`: found {found}"))
+            invalid(format!("the definition cannot use `{name}`: found {actual}"))
         }
     }
 }
@@ -288,11 +289,11 @@ impl Expansion<'_> {
 
     /// Determines symbols that are extents alone.
     fn bind_extents(&mut self, ty: &TensorType, shape: &[Dim]) {
-        for (dim, found) in ty.shape.iter().zip(shape) {
+        for (dim, extent) in ty.shape.iter().zip(shape) {
             if let &[symbol] = dim.symbols().as_slice()
                 && *dim == Dim::from(symbol)
             {
-                self.symbols.entry(symbol).or_insert_with(|| found.clone());
+                self.symbols.entry(symbol).or_insert_with(|| extent.clone());
             }
         }
     }
@@ -358,8 +359,8 @@ fn check_supported(
     }
     let program = c.lowering.builder.graph().ranks;
     match (graph.ranks, program) {
-        (Some(expected), Some(found)) if expected != found => {
-            invalid(format!("the definition is for {expected} ranks, the program has {found}"))
+        (Some(expected), Some(ranks)) if expected != ranks => {
+            invalid(format!("the definition is for {expected} ranks, the program has {ranks}"))
         }
         (Some(expected), None) => invalid(format!(
             "the definition is for {expected} ranks, and the program does not fix the number of ranks"
@@ -456,12 +457,12 @@ fn bind_symbols(
         };
         let (low, high) = dim.bounds(table);
         if low < symbol.min || high > symbol.max {
-            let found = match dim.as_const() {
-                Some(found) => found.to_string(),
+            let extent = match dim.as_const() {
+                Some(extent) => extent.to_string(),
                 None => format!("`{}` from {low} to {high}", dim.display(table)),
             };
             return invalid(format!(
-                "expected `{name}` of the definition from {} to {}, found {found}",
+                "expected `{name}` of the definition from {} to {}, found {extent}",
                 symbol.min, symbol.max
             ));
         }
@@ -479,12 +480,12 @@ fn check_arguments(c: &OpCall<'_, '_>, expansion: &Expansion<'_>, values: &CallV
         }
         let Some(ty) = find_argument(expansion.definition, name) else { continue };
         let expected = expansion.ty(ty);
-        let found = c.ty(*value);
-        if expected != *found {
+        let actual = c.ty(*value);
+        if expected != *actual {
             let expected = c.lowering.display_type(&expected);
-            let found = c.lowering.display_type(found);
+            let actual = c.lowering.display_type(actual);
             return invalid(format!(
-                "expected {expected} as `{name}`, as its definition states, found {found}"
+                "expected {expected} as `{name}`, as its definition states, found {actual}"
             ));
         }
     }
@@ -496,14 +497,14 @@ fn map_groups(c: &mut OpCall<'_, '_>, graph: &Graph) -> RuleResult<Vec<GroupId>>
     let mut groups = Vec::new();
     for group in graph.groups.values() {
         let program = c.lowering.builder.graph();
-        let same = match &group.members {
+        let existing = match &group.members {
             GroupMembers::World => {
-                let mut all = program.groups.iter();
-                all.find(|(_, g)| g.members == GroupMembers::World).map(|(id, _)| id)
+                let mut program_groups = program.groups.iter();
+                program_groups.find(|(_, g)| g.members == GroupMembers::World).map(|(id, _)| id)
             }
             GroupMembers::Cells(cells) => program.group_with_cells(cells),
         };
-        let id = match same {
+        let id = match existing {
             Some(id) => id,
             None => {
                 let mut name = group.name.clone();
@@ -524,9 +525,9 @@ fn map_customs(c: &mut OpCall<'_, '_>, graph: &Graph, groups: &[GroupId]) -> Rul
         let mut custom = custom.clone();
         custom.group = custom.group.and_then(|g| groups.get(Entity::index(g)).copied());
         let program = c.lowering.builder.graph_mut();
-        match program.customs.values().find(|known| known.name == custom.name) {
+        match program.customs.values().find(|existing| existing.name == custom.name) {
             None => drop(program.customs.push(custom)),
-            Some(known) if *known == custom => {}
+            Some(existing) if *existing == custom => {}
             Some(_) => {
                 return invalid(format!(
                     "two definitions declare the custom op {:?} in different ways",
@@ -571,9 +572,9 @@ fn add_nodes(
         }
         if let Op::Custom(id) = &mut op {
             let name = graph.customs.get(*id).map_or("", |custom| custom.name.as_str());
-            let mut known = c.lowering.builder.graph().customs.iter();
-            if let Some((found, _)) = known.find(|(_, custom)| custom.name == name) {
-                *id = found;
+            let mut customs = c.lowering.builder.graph().customs.iter();
+            if let Some((existing, _)) = customs.find(|(_, custom)| custom.name == name) {
+                *id = existing;
             }
         }
         let operands: Vec<ValueId> = node.inputs.iter().filter_map(|v| new.get(v).copied()).collect();

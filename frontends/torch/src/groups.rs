@@ -59,11 +59,11 @@ pub(crate) fn resolve_groups(
     let mut uses = IndexMap::new();
     collect_group_uses(&program.graph_module.graph, definitions, &mut uses)?;
     if let Some(name) = options.groups.keys().find(|name| !uses.contains_key(*name)) {
-        let known: Vec<&str> = uses.keys().map(String::as_str).collect();
-        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+        let group_names: Vec<&str> = uses.keys().map(String::as_str).collect();
+        let group_names = if group_names.is_empty() { "none".into() } else { group_names.join(", ") };
         return Err(ImportError::Group {
             group: name.clone(),
-            message: format!("the program has no such group; it has: {known}"),
+            message: format!("the program has no such group; it has: {group_names}"),
         });
     }
     for (name, used) in &mut uses {
@@ -72,9 +72,9 @@ pub(crate) fn resolve_groups(
         match options.groups.get(name) {
             Some(cells) => {
                 let size = cells.first().map_or(0, |c| c.len() as u32);
-                let mut given =
+                let mut member_count =
                     Some(RankCountSource { source: "the list of its members".into(), ranks: size });
-                merge_rank_count(&mut given, &format!("group `{name}`"), stated, "")?;
+                merge_rank_count(&mut member_count, &format!("group `{name}`"), stated, "")?;
             }
             None if name == DEFAULT => {
                 let hint = format!("; group `{name}` is PyTorch's name for all ranks");
@@ -83,10 +83,10 @@ pub(crate) fn resolve_groups(
             None => {}
         }
     }
-    let known = world.map(|s| s.ranks);
-    let ranks = known.or(options.assumed_ranks);
+    let stated_ranks = world.map(|s| s.ranks);
+    let ranks = stated_ranks.or(options.assumed_ranks);
     let (groups, notes) = resolve_members(uses, ranks, options)?;
-    Ok(ResolvedGroups { ranks, assumed: known.is_none() && ranks.is_some(), groups, notes })
+    Ok(ResolvedGroups { ranks, assumed: stated_ranks.is_none() && ranks.is_some(), groups, notes })
 }
 
 /// The members of the groups that a program uses, and remarks for the user about them.
@@ -157,11 +157,11 @@ fn collect_group_uses(
 }
 
 /// The error for a number of archives that is not the caller's number of ranks.
-pub(crate) fn rank_count_mismatch(asked: u32, archives: u32) -> ImportError {
+pub(crate) fn rank_count_mismatch(requested: u32, archives: u32) -> ImportError {
     ImportError::Ranks {
         what: "the program".into(),
         first: "the caller".into(),
-        first_ranks: asked,
+        first_ranks: requested,
         second: "the number of archives".into(),
         second_ranks: archives,
         hint: String::new(),
@@ -169,13 +169,13 @@ pub(crate) fn rank_count_mismatch(asked: u32, archives: u32) -> ImportError {
 }
 
 fn merge_rank_count(
-    known: &mut Option<RankCountSource>,
+    count: &mut Option<RankCountSource>,
     what: &str,
     new: RankCountSource,
     hint: &str,
 ) -> Result<()> {
-    match known {
-        None => *known = Some(new),
+    match count {
+        None => *count = Some(new),
         Some(old) if old.ranks == new.ranks => {}
         Some(old) => {
             return Err(ImportError::Ranks {
@@ -197,13 +197,13 @@ fn check_partition(group: &str, cells: &[Vec<u32>]) -> Result<u32> {
         let message = format!("expected lists of ranks of equal length, found {cells:?}");
         return Err(ImportError::Group { group: group.into(), message });
     }
-    let mut all: Vec<u32> = cells.iter().flatten().copied().collect();
-    all.sort_unstable();
-    if all.iter().enumerate().any(|(i, &r)| i as u64 != u64::from(r)) {
-        let message = format!("expected every rank from 0 to {} once, found {all:?}", all.len() - 1);
+    let mut ranks: Vec<u32> = cells.iter().flatten().copied().collect();
+    ranks.sort_unstable();
+    if ranks.iter().enumerate().any(|(i, &r)| i as u64 != u64::from(r)) {
+        let message = format!("expected every rank from 0 to {} once, found {ranks:?}", ranks.len() - 1);
         return Err(ImportError::Group { group: group.into(), message });
     }
-    Ok(all.len() as u32)
+    Ok(ranks.len() as u32)
 }
 
 pub(crate) fn is_collective(target: &str) -> bool {

@@ -108,7 +108,7 @@ fn tensor_slots<'p>(c: &OpCall<'_, 'p>, arguments: &[String]) -> Vec<Option<&'p 
     let mut slots = Vec::with_capacity(arguments.len());
     for argument in arguments {
         match c.get(argument) {
-            Some(given) => slots.extend(tensor_names(given).into_iter().map(Some)),
+            Some(argument) => slots.extend(tensor_names(argument).into_iter().map(Some)),
             None => slots.push(None),
         }
     }
@@ -152,9 +152,9 @@ fn assign_contents(c: &mut OpCall<'_, '_>, name: &str, new: ValueId) -> RuleResu
     let new = if c.existed_before(base) { c.emit("copy", Op::Copy, &[new])? } else { new };
     if c.ty(new).shape != c.ty(old).shape {
         let expected = c.lowering.display_type(c.ty(old));
-        let found = c.lowering.display_type(c.ty(new));
+        let actual = c.lowering.display_type(c.ty(new));
         return fail_unsupported_write(&format!(
-            "expected {expected} to be written to `{name}`, found {found}"
+            "expected {expected} to be written to `{name}`, found {actual}"
         ));
     }
     write_shared_memory(c, name, old, new)
@@ -196,8 +196,8 @@ fn write_shared_memory(c: &mut OpCall<'_, '_>, name: &str, old: ValueId, new: Va
     }
     for view in views {
         let (_, chain) = find_base(c, view);
-        let again = replay_view(c, &chain, new_base)?;
-        c.lowering.scope.replace(view, again);
+        let new_view = replay_view(c, &chain, new_base)?;
+        c.lowering.scope.replace(view, new_view);
     }
     c.lowering.scope.replace(base, new_base);
     record_input_write(c, name, base, new_base)
@@ -205,18 +205,18 @@ fn write_shared_memory(c: &mut OpCall<'_, '_>, name: &str, old: ValueId, new: Va
 
 /// The bases of memory that may be shared with a base, including the base itself.
 fn possibly_aliased_bases(c: &OpCall<'_, '_>, base: ValueId) -> HashSet<ValueId> {
-    let mut all = HashSet::from([base]);
+    let mut bases = HashSet::from([base]);
     let pairs: Vec<(ValueId, ValueId)> =
         c.lowering.possible_aliases.iter().map(|&(a, b)| (find_base(c, a).0, find_base(c, b).0)).collect();
     loop {
-        let before = all.len();
+        let before = bases.len();
         for (a, b) in &pairs {
-            if all.contains(a) || all.contains(b) {
-                all.extend([*a, *b]);
+            if bases.contains(a) || bases.contains(b) {
+                bases.extend([*a, *b]);
             }
         }
-        if all.len() == before {
-            return all;
+        if bases.len() == before {
+            return bases;
         }
     }
 }
@@ -226,9 +226,9 @@ fn find_alias_reader(c: &OpCall<'_, '_>, base: ValueId) -> Option<String> {
     if c.lowering.possible_aliases.is_empty() {
         return None;
     }
-    let mut all = possibly_aliased_bases(c, base);
-    all.remove(&base);
-    find_reader(c, &all)
+    let mut bases = possibly_aliased_bases(c, base);
+    bases.remove(&base);
+    find_reader(c, &bases)
 }
 
 /// A reader of memory after this node: a later node or output, or the caller of the program if it is an
@@ -289,27 +289,27 @@ fn write_into_base(c: &mut OpCall<'_, '_>, name: &str, chain: &[NodeId], new: Va
 
 /// The view that `chain` describes, taken from another base.
 fn replay_view(c: &mut OpCall<'_, '_>, chain: &[NodeId], base: ValueId) -> EmitResult {
-    let mut at = base;
+    let mut value = base;
     for &id in chain {
         let graph = c.lowering.builder.graph();
         let node = graph.nodes[id].clone();
         let ty: TensorType = graph.ty(node.outputs[0]).clone();
-        at = match node.op {
-            Op::Permute { perm } => c.permute(at, perm)?,
+        value = match node.op {
+            Op::Permute { perm } => c.permute(value, perm)?,
             Op::Take { axis } => match node.inputs.get(1) {
                 Some(&index) => {
                     let piece = c.lowering.rank_shards.iter().find(|piece| piece.node == id);
                     let positions = piece.map(|piece| piece.positions.clone());
-                    c.take_rank_slice(at, axis, index, positions)?
+                    c.take_rank_slice(value, axis, index, positions)?
                 }
                 None => {
                     return fail_unsupported_write("expected an index for the slice of a rank, found none");
                 }
             },
-            op => c.emit_as("view", op, &[at], ty)?,
+            op => c.emit_as("view", op, &[value], ty)?,
         };
     }
-    Ok(at)
+    Ok(value)
 }
 
 /// Records a write to an input, if `base` is an input or its current value.

@@ -144,13 +144,13 @@ pub fn import_ranks(files: &[&[u8]], options: &ImportOptions) -> Result<ImportOu
     for (name, cells) in merged.groups {
         options.groups.entry(name).or_insert(cells);
     }
-    let mut all = Vec::with_capacity(files.len());
+    let mut rank_tensors = Vec::with_capacity(files.len());
     let names = std::iter::once(None).chain(merged.names.iter().map(|n| Some(&n.stored)));
     for (i, ((archive, model), names)) in archives.iter_mut().zip(&models).zip(names).enumerate() {
-        all.push(open_tensors(archive, model, names).map_err(|e| e.with_rank(i))?);
+        rank_tensors.push(open_tensors(archive, model, names).map_err(|e| e.with_rank(i))?);
     }
     let first = programs.first().ok_or_else(|| ImportError::Graph("no archive was given".into()))?;
-    convert_program(first, &mut all, &options)
+    convert_program(first, &mut rank_tensors, &options)
 }
 
 struct OpenedArchive<'b> {

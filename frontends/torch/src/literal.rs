@@ -153,14 +153,14 @@ pub(crate) fn unquoted(text: &str) -> Result<Vec<(usize, char)>, String> {
     let mut outside = Vec::with_capacity(text.len());
     let mut open: Option<char> = None;
     let mut is_escaped = false;
-    for (at, c) in text.char_indices() {
+    for (position, c) in text.char_indices() {
         match open {
             Some(_) if is_escaped => is_escaped = false,
             Some(_) if c == '\\' => is_escaped = true,
             Some(quote) if c == quote => open = None,
             Some(_) => {}
             None if matches!(c, '"' | '\'') => open = Some(c),
-            None => outside.push((at, c)),
+            None => outside.push((position, c)),
         }
     }
     match open {
@@ -171,16 +171,16 @@ pub(crate) fn unquoted(text: &str) -> Result<Vec<(usize, char)>, String> {
 
 /// The parts between commas outside of brackets and strings.
 pub(crate) fn split_items(text: &str) -> Result<Vec<&str>, String> {
-    let mut parts = Vec::new();
+    let mut items = Vec::new();
     let mut depth = 0i32;
     let mut from = 0;
-    for (at, c) in unquoted(text)? {
+    for (position, c) in unquoted(text)? {
         match c {
             '(' | '[' => depth += 1,
             ')' | ']' => depth -= 1,
             ',' if depth == 0 => {
-                parts.push(text.get(from..at).unwrap_or("").trim());
-                from = at + 1;
+                items.push(text.get(from..position).unwrap_or("").trim());
+                from = position + 1;
             }
             _ => {}
         }
@@ -191,9 +191,9 @@ pub(crate) fn split_items(text: &str) -> Result<Vec<&str>, String> {
     if depth != 0 {
         return Err(format!("expected balanced brackets, found `{text}`"));
     }
-    parts.push(text.get(from..).unwrap_or("").trim());
-    parts.retain(|p| !p.is_empty());
-    Ok(parts)
+    items.push(text.get(from..).unwrap_or("").trim());
+    items.retain(|p| !p.is_empty());
+    Ok(items)
 }
 
 fn is_word(text: &str) -> bool {
@@ -261,8 +261,8 @@ mod tests {
         ] {
             assert_eq!(Literal::parse(text), Some(Literal::Text(expected.into())), "{text}");
             let list = format!("[{text}, {text}]");
-            let both = Literal::List(vec![Literal::Text(expected.into()); 2]);
-            assert_eq!(Literal::parse(&list), Some(both), "{list}");
+            let pair = Literal::List(vec![Literal::Text(expected.into()); 2]);
+            assert_eq!(Literal::parse(&list), Some(pair), "{list}");
         }
     }
 

@@ -99,9 +99,9 @@ impl<'p> ImportLowering<'p> {
         if !self.is_complex(name) {
             return self.declared_type(name);
         }
-        let part =
+        let component_dtype =
             |code| dtype::complex_component_dtype(code).ok_or_else(|| "no complex numbers".to_string());
-        let mut ty = self.type_with_dtype(name, part)?;
+        let mut ty = self.type_with_dtype(name, component_dtype)?;
         ty.shape.push(2.into());
         Ok(ty)
     }
@@ -123,7 +123,7 @@ impl<'p> ImportLowering<'p> {
             return Err(error(format!("expected the strided layout, found layout {}", meta.layout)));
         }
         let dtype = resolve_dtype(meta.dtype)
-            .map_err(|found| error(format!("expected a supported dtype, found {found}")))?;
+            .map_err(|dtype| error(format!("expected a supported dtype, found {dtype}")))?;
         let shape =
             meta.sizes.iter().map(|s| self.symbols.resolve_capacity(s)).collect::<Result<Vec<Dim>, _>>()?;
         symmc_ir::dim::check_shape_complexity(&shape).map_err(error)?;
@@ -143,9 +143,9 @@ impl<'p> ImportLowering<'p> {
         for input in &node.inputs {
             if let Argument::ByRank(b) = &input.arg {
                 let name = &*input.name;
-                let found = b.numbers.describe();
+                let numbers = b.numbers.describe();
                 return Err(RuleFailure::Invalid(format!(
-                    "{why}: expected the same `{name}` on all ranks, found {found}"
+                    "{why}: expected the same `{name}` on all ranks, found {numbers}"
                 )));
             }
             let names = tensor_names(&input.arg);
@@ -177,8 +177,8 @@ impl<'p> ImportLowering<'p> {
     pub fn check_declared(&self, node: &ExportedNode<'_>, name: &str, value: ValueId) -> Result<()> {
         let TensorType { dtype, shape } = self.component_type(name)?;
         let extents: Vec<Option<Dim>> = shape.into_iter().map(Some).collect();
-        let found = self.builder.graph().ty(value);
-        declared::check_declared_type(found, dtype, &extents, &self.symbols.table).map_err(|differ| {
+        let actual = self.builder.graph().ty(value);
+        declared::check_declared_type(actual, dtype, &extents, &self.symbols.table).map_err(|differ| {
             ImportError::Type {
                 node: node.name().into(),
                 op: node.target.to_string(),
@@ -206,17 +206,17 @@ impl<'p> ImportLowering<'p> {
             }
         }
         match (declared, self.packed.rows(value)) {
-            (Some(declared), Some(found)) if declared == *found => Ok(()),
+            (Some(declared), Some(rows)) if declared == *rows => Ok(()),
             (Some(declared), None) if packed_rows::creates_rows(&node.target) => {
                 self.packed.set(value, declared);
                 Ok(())
             }
             // The result has all rows of the operand, those after the rows of the program as well.
             (Some(_), None) if packed_rows::op_of(&node.target) == "symmc.whole_rows" => Ok(()),
-            (Some(declared), found) => {
+            (Some(declared), rows) => {
                 let expected = self.symbols.data.display(&declared.length);
                 let axis = declared.axis;
-                let found = match found {
+                let actual = match rows {
                     Some(rows) => {
                         format!("`{}` along axis {}", self.symbols.data.display(&rows.length), rows.axis)
                     }
@@ -224,13 +224,13 @@ impl<'p> ImportLowering<'p> {
                 };
                 Err(RuleFailure::Invalid(format!(
                     "the number of elements of `{name}` along axis {axis} depends on data, which this operator does \
-                     not support: expected `{expected}`, found {found}"
+                     not support: expected `{expected}`, found {actual}"
                 )))
             }
-            (None, Some(found)) => {
-                let found = self.symbols.data.display(&found.length);
+            (None, Some(rows)) => {
+                let row_text = self.symbols.data.display(&rows.length);
                 Err(RuleFailure::Invalid(format!(
-                    "expected fixed extents of `{name}`, found `{found}` rows, which depend on data"
+                    "expected fixed extents of `{name}`, found `{row_text}` rows, which depend on data"
                 )))
             }
             (None, None) => Ok(()),

@@ -148,15 +148,15 @@ fn differing_row_counts(lists: Vec<&Vec<RowCount>>) -> Option<PerRankNumbers> {
     if lists.windows(2).all(|w| w[0] == w[1]) {
         return None;
     }
-    let mut known = Vec::with_capacity(lists.len());
+    let mut row_lists = Vec::with_capacity(lists.len());
     for list in lists {
         let rows = list.iter().map(|count| match count {
             RowCount::Known(rows) => Some(*rows),
             RowCount::Named(_) => None,
         });
-        known.push(rows.collect());
+        row_lists.push(rows.collect());
     }
-    Some(PerRankNumbers::Lists(known))
+    Some(PerRankNumbers::Lists(row_lists))
 }
 
 /// The numbers, unless they are all the same.
@@ -261,19 +261,19 @@ fn group_cells(
     group_names: &[Vec<String>],
 ) -> Result<IndexMap<String, Vec<Vec<u32>>>> {
     let mut groups: IndexMap<String, Vec<Vec<u32>>> = IndexMap::new();
-    for (at, name) in collect_arguments(first, group_argument).into_iter().enumerate() {
+    for (index, name) in collect_arguments(first, group_argument).into_iter().enumerate() {
         let mut cells: IndexMap<&str, Vec<u32>> = IndexMap::new();
         for (rank, names) in group_names.iter().enumerate() {
-            if let Some(name) = names.get(at) {
+            if let Some(name) = names.get(index) {
                 cells.entry(name).or_default().push(rank as u32);
             }
         }
         let cells: Vec<Vec<u32>> = cells.into_values().collect();
         match groups.get(&name) {
-            Some(known) if *known != cells => {
+            Some(existing) if *existing != cells => {
                 return Err(ImportError::Group {
                     group: name,
-                    message: format!("the names that the ranks use imply both {known:?} and {cells:?}"),
+                    message: format!("the names that the ranks use imply both {existing:?} and {cells:?}"),
                 });
             }
             Some(_) => {}
@@ -310,19 +310,19 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
 
     fn compare_programs(mut self) -> Result<StoredNames> {
         let first = self.first;
-        let other = self.other;
+        let other_program = self.other;
         for (symbol, range) in &first.range_constraints {
-            let found = other.range_constraints.get(symbol);
-            if found.map(|r| (r.min_val, r.max_val)) != Some((range.min_val, range.max_val)) {
+            let other_range = other_program.range_constraints.get(symbol);
+            if other_range.map(|r| (r.min_val, r.max_val)) != Some((range.min_val, range.max_val)) {
                 return difference_error(
                     format!("the range of symbol `{}`", &**symbol),
                     describe_range(range),
-                    found.map_or("none".into(), describe_range),
+                    other_range.map_or("none".into(), describe_range),
                 );
             }
         }
         let a = &first.graph_module;
-        let b = &other.graph_module;
+        let b = &other_program.graph_module;
         compare_counts("inputs", a.signature.input_specs.len(), b.signature.input_specs.len())?;
         for (a, b) in a.signature.input_specs.iter().zip(&b.signature.input_specs) {
             self.compare_input(a, b)?;
@@ -381,8 +381,8 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
     fn compare_output(&mut self, i: usize, a: &'a OutputSpec<'p>, b: &'a OutputSpec<'p>) -> CompareResult {
         let x = written_output(a);
         let y = written_output(b);
-        let place = format!("output {i}");
-        let same = match (&x, &y) {
+        let location = format!("output {i}");
+        let is_same = match (&x, &y) {
             (Some((kind, value, target)), Some((other_kind, other_value, other_target))) => {
                 let targets = match (target, other_target) {
                     (Some(a), Some(b)) => {
@@ -395,22 +395,23 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
             }
             (x, y) => x.is_none() && y.is_none(),
         };
-        if same { Ok(()) } else { difference_error(place, describe_output(&x), describe_output(&y)) }
+        if is_same { Ok(()) } else { difference_error(location, describe_output(&x), describe_output(&y)) }
     }
 
     fn compare_nodes(&mut self, a: &'a ExportedGraph<'p>, b: &'a ExportedGraph<'p>) -> CompareResult {
         for (x, y) in a.nodes.iter().zip(&b.nodes) {
             self.compare_node([a, b], x, y)?;
         }
-        let both = a.nodes.len().min(b.nodes.len());
-        let one = a.nodes.get(both);
-        let other = b.nodes.get(both);
-        if one.is_none() && other.is_none() {
+        let common_count = a.nodes.len().min(b.nodes.len());
+        let next_node = a.nodes.get(common_count);
+        let other_next_node = b.nodes.get(common_count);
+        if next_node.is_none() && other_next_node.is_none() {
             return Ok(());
         }
-        let last = both.checked_sub(1).and_then(|at| a.nodes.get(at));
-        let place = last.map_or("the first node".to_string(), |n| format!("after node `{}`", n.name()));
-        difference_error(place, describe_node(one), describe_node(other))
+        let last_common = common_count.checked_sub(1).and_then(|i| a.nodes.get(i));
+        let location =
+            last_common.map_or("the first node".to_string(), |n| format!("after node `{}`", n.name()));
+        difference_error(location, describe_node(next_node), describe_node(other_next_node))
     }
 
     fn compare_node(
@@ -419,23 +420,23 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
         a: &'a ExportedNode<'p>,
         b: &'a ExportedNode<'p>,
     ) -> CompareResult {
-        let place = format!("node `{}` ({})", a.name(), &*a.target);
+        let location = format!("node `{}` ({})", a.name(), &*a.target);
         if a.target != b.target {
-            let place = match (graphs[0].nodes.len(), graphs[1].nodes.len()) {
+            let location = match (graphs[0].nodes.len(), graphs[1].nodes.len()) {
                 (x, y) if x == y => format!("node `{}`", a.name()),
                 (x, y) => format!("node `{}`, the first that differs of {x} and {y} nodes", a.name()),
             };
-            return difference_error(place, describe_call(a), describe_call(b));
+            return difference_error(location, describe_call(a), describe_call(b));
         }
         for i in 0..a.inputs.len().max(b.inputs.len()) {
             let x = a.inputs.get(i);
             let y = b.inputs.get(i);
             let (Some(x), Some(y)) = (x, y) else {
-                let place = format!("{place}, argument {i}");
-                return difference_error(place, describe_input(x), describe_input(y));
+                let location = format!("{location}, argument {i}");
+                return difference_error(location, describe_input(x), describe_input(y));
             };
             if x.name != y.name {
-                return difference_error(format!("{place}, argument {i}"), &*x.name, &*y.name);
+                return difference_error(format!("{location}, argument {i}"), &*x.name, &*y.name);
             }
             let lists = row_counts(x).zip(row_counts(y)).is_some_and(|(x, y)| x.len() == y.len());
             let same_kind = number_argument(graphs[0], x).is_some()
@@ -443,24 +444,26 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
                 || group_argument(x).is_some() && group_argument(y).is_some()
                 || lists;
             if !same_kind {
-                self.compare_argument(graphs, &format!("{place}, `{}`", &*x.name), &x.arg, &y.arg)?;
+                self.compare_argument(graphs, &format!("{location}, `{}`", &*x.name), &x.arg, &y.arg)?;
             }
         }
-        compare_counts(&format!("results of {place}"), a.results().len(), b.results().len())?;
+        compare_counts(&format!("results of {location}"), a.results().len(), b.results().len())?;
         for (x, y) in a.results().into_iter().zip(b.results()) {
             match (x, y) {
                 (Some(x), Some(y)) => {
-                    self.match_names(graphs, &place, x, y)?;
+                    self.match_names(graphs, &location, x, y)?;
                     let x_extent = graphs[0].sym_int_values.get(x).map(describe_extent);
                     let y_extent = graphs[1].sym_int_values.get(y).map(describe_extent);
                     if x_extent != y_extent {
                         let x_extent = x_extent.unwrap_or("none".into());
                         let y_extent = y_extent.unwrap_or("none".into());
-                        return difference_error(place, x_extent, y_extent);
+                        return difference_error(location, x_extent, y_extent);
                     }
                 }
                 (None, None) => {}
-                (x, y) => return difference_error(place, x.unwrap_or("no result"), y.unwrap_or("no result")),
+                (x, y) => {
+                    return difference_error(location, x.unwrap_or("no result"), y.unwrap_or("no result"));
+                }
             }
         }
         Ok(())
@@ -469,11 +472,11 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
     fn compare_argument(
         &mut self,
         graphs: [&'a ExportedGraph<'p>; 2],
-        place: &str,
+        location: &str,
         a: &'a Argument<'p>,
         b: &'a Argument<'p>,
     ) -> CompareResult {
-        let same = match (a, b) {
+        let is_same = match (a, b) {
             (Argument::Tensor(x), Argument::Tensor(y)) => self.are_matched(x, y),
             (Argument::Tensors(x), Argument::Tensors(y)) => {
                 x.len() == y.len() && x.iter().zip(y).all(|(x, y)| self.are_matched(x, y))
@@ -512,19 +515,19 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
                     })
             }
             (Argument::None, Argument::None) | (Argument::CustomObj(_), Argument::CustomObj(_)) => true,
-            (Argument::Graph(x), Argument::Graph(y)) => return self.compare_wrapped_graphs(place, x, y),
+            (Argument::Graph(x), Argument::Graph(y)) => return self.compare_wrapped_graphs(location, x, y),
             _ => false,
         };
-        if same {
+        if is_same {
             Ok(())
         } else {
-            difference_error(place, describe_argument(graphs[0], a), describe_argument(graphs[1], b))
+            difference_error(location, describe_argument(graphs[0], a), describe_argument(graphs[1], b))
         }
     }
 
     /// Whether a name in the first program and a name in the other mean the same value.
     fn are_matched(&self, first: &str, other: &str) -> bool {
-        self.values.get(other).is_some_and(|known| *known == first)
+        self.values.get(other).is_some_and(|matched| *matched == first)
     }
 
     fn compare_wrapped_graphs(

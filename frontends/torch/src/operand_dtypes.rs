@@ -175,47 +175,48 @@ impl DtypeRequirement {
     fn find_violation(&self, call: &OpCall<'_, '_>) -> Option<String> {
         match self {
             Same(names) => {
-                let mut all = names.iter().flat_map(|name| argument_dtypes(call, name));
-                let (first, dtype) = all.next()?;
-                let (name, found) = all.find(|(_, found)| *found != dtype)?;
+                let mut arguments = names.iter().flat_map(|name| argument_dtypes(call, name));
+                let (first, dtype) = arguments.next()?;
+                let (name, actual) = arguments.find(|(_, actual)| *actual != dtype)?;
                 Some(if first == name {
-                    format!("expected tensors of the same dtype as `{name}`, found {dtype} and {found}")
+                    format!("expected tensors of the same dtype as `{name}`, found {dtype} and {actual}")
                 } else {
-                    format!("expected `{name}` to have the dtype of `{first}`, {dtype}, found {found}")
+                    format!("expected `{name}` to have the dtype of `{first}`, {dtype}, found {actual}")
                 })
             }
             SameOrF32(first, others) => {
                 let (_, dtype) = argument_dtypes(call, first).into_iter().next()?;
-                let all: Vec<(&str, DType)> =
+                let arguments: Vec<(&str, DType)> =
                     others.iter().flat_map(|name| argument_dtypes(call, name)).collect();
                 let is_narrow = matches!(dtype, F16 | BF16);
-                if is_narrow && all.iter().all(|(_, found)| *found == F32) {
+                if is_narrow && arguments.iter().all(|(_, actual)| *actual == F32) {
                     return None;
                 }
-                let (name, found) = all.into_iter().find(|(_, found)| *found != dtype)?;
+                let (name, actual) = arguments.into_iter().find(|(_, actual)| *actual != dtype)?;
                 let wide = if is_narrow { " or f32" } else { "" };
                 Some(format!(
-                    "expected `{name}` to have the dtype of `{first}`, {dtype}{wide}, found {found}"
+                    "expected `{name}` to have the dtype of `{first}`, {dtype}{wide}, found {actual}"
                 ))
             }
             OneOf(name, dtypes) => {
-                let (name, found) =
-                    argument_dtypes(call, name).into_iter().find(|(_, found)| !dtypes.contains(found))?;
-                let known: Vec<String> = dtypes.iter().map(DType::to_string).collect();
-                Some(format!("expected a tensor of {} as `{name}`, found {found}", known.join(", ")))
+                let (name, actual) =
+                    argument_dtypes(call, name).into_iter().find(|(_, actual)| !dtypes.contains(actual))?;
+                let accepted: Vec<String> = dtypes.iter().map(DType::to_string).collect();
+                Some(format!("expected a tensor of {} as `{name}`, found {actual}", accepted.join(", ")))
             }
             NoBool(names) => {
-                let mut all = names.iter().flat_map(|name| argument_dtypes(call, name));
-                let (name, _) = all.find(|(_, found)| *found == Bool)?;
+                let mut arguments = names.iter().flat_map(|name| argument_dtypes(call, name));
+                let (name, _) = arguments.find(|(_, actual)| *actual == Bool)?;
                 Some(format!("expected numbers as `{name}`, found bools, which cannot be subtracted"))
             }
             SomeFloat(names) => {
-                let all: Vec<(&str, DType)> =
+                let arguments: Vec<(&str, DType)> =
                     names.iter().flat_map(|name| argument_dtypes(call, name)).collect();
-                let is_whole = !all.is_empty() && all.iter().all(|(_, found)| !found.is_float());
-                let (name, found) = *all.first().filter(|_| is_whole)?;
+                let is_whole =
+                    !arguments.is_empty() && arguments.iter().all(|(_, actual)| !actual.is_float());
+                let (name, actual) = *arguments.first().filter(|_| is_whole)?;
                 Some(format!(
-                    "expected a floating-point dtype among {}, found {found} as `{name}`",
+                    "expected a floating-point dtype among {}, found {actual} as `{name}`",
                     names.join(", ")
                 ))
             }
@@ -224,7 +225,7 @@ impl DtypeRequirement {
             Factor(name, sign) => {
                 let dtype = result_dtype(call)?;
                 let number = call.plain_number(name)?;
-                let found = match number {
+                let kind = match number {
                     Scalar::Float(_) if !dtype.is_float() => "a float",
                     Scalar::Bool(_) if dtype != Bool => "a bool",
                     Scalar::Int(i)
@@ -234,7 +235,7 @@ impl DtypeRequirement {
                     }
                     _ => return misfit(call, name, computed),
                 };
-                Some(format!("expected a number of {dtype} as `{name}`, found {found}, {number}"))
+                Some(format!("expected a number of {dtype} as `{name}`, found {kind}, {number}"))
             }
             Bounds(low, high) => {
                 let dtype = result_dtype(call)?;

@@ -70,8 +70,8 @@ impl<'a> SavedTensor<'a> {
     pub fn read(&mut self) -> Result<(PickledTensor, Vec<u8>), String> {
         let order = self.entry("byteorder").unwrap_or_else(|_| b"little".to_vec());
         if order != b"little" {
-            let found = String::from_utf8_lossy(&order).into_owned();
-            return Err(format!("expected the byte order `little`, found `{found}`"));
+            let actual = String::from_utf8_lossy(&order).into_owned();
+            return Err(format!("expected the byte order `little`, found `{actual}`"));
         }
         let tensor = read_tensor(&self.entry("data.pkl")?)?;
         let storage = self.entry(&format!("data/{}", tensor.storage))?;
@@ -80,11 +80,11 @@ impl<'a> SavedTensor<'a> {
 
     /// The bytes of an entry, whose name is given without the root folder.
     fn entry(&mut self, name: &str) -> Result<Vec<u8>, String> {
-        let found = (0..self.zip.len()).find(|&i| {
+        let index = (0..self.zip.len()).find(|&i| {
             let Some(Ok(entry)) = self.zip.name_for_index(i) else { return false };
             entry.split_once('/').is_some_and(|(_, inner)| inner == name)
         });
-        let index = found.ok_or_else(|| format!("expected an entry `{name}`, found none"))?;
+        let index = index.ok_or_else(|| format!("expected an entry `{name}`, found none"))?;
         let file = self.zip.by_index(index).map_err(|e| format!("entry `{name}`: {e}"))?;
         // `torch.save` compresses nothing.
         if file.size() > self.size as u64 {
@@ -194,8 +194,8 @@ impl Pickle {
         };
         // `storage`, the class of the storage, its name, its device and its number of elements.
         let id = self.sequence(*id)?;
-        let part = |i: usize| id.get(i).map_or(&PickleValue::None, |v| self.value(*v));
-        let (PickleValue::Global(class), PickleValue::Text(name)) = (part(1), part(2)) else {
+        let field = |i: usize| id.get(i).map_or(&PickleValue::None, |v| self.value(*v));
+        let (PickleValue::Global(class), PickleValue::Text(name)) = (field(1), field(2)) else {
             return Err("expected the class and the name of a storage, found another value".into());
         };
         let dtype = storage_dtype(class).ok_or_else(|| format!("`{class}` is not supported"))?;
@@ -235,7 +235,7 @@ impl Pickle {
     /// An attribute of a state: a dict of attributes, or a tuple of them.
     fn attribute(&self, state: ValueIndex, name: &str) -> Option<ValueIndex> {
         let dicts = match self.value(state) {
-            PickleValue::Sequence(parts) => parts.clone(),
+            PickleValue::Sequence(items) => items.clone(),
             _ => vec![state],
         };
         dicts.into_iter().find_map(|dict| match self.value(dict) {
@@ -276,10 +276,10 @@ struct PickleReader<'a> {
 impl<'a> PickleReader<'a> {
     fn take(&mut self, count: usize) -> Result<&'a [u8], String> {
         let end = self.at.checked_add(count);
-        let taken = end.and_then(|end| self.bytes.get(self.at..end));
-        let taken = taken.ok_or_else(|| format!("expected {count} more bytes, found fewer"))?;
+        let bytes = end.and_then(|end| self.bytes.get(self.at..end));
+        let bytes = bytes.ok_or_else(|| format!("expected {count} more bytes, found fewer"))?;
         self.at += count;
-        Ok(taken)
+        Ok(bytes)
     }
 
     fn byte(&mut self) -> Result<u8, String> {
@@ -288,8 +288,8 @@ impl<'a> PickleReader<'a> {
 
     /// An unsigned little-endian number of up to 8 bytes.
     fn number(&mut self, width: usize) -> Result<u64, String> {
-        let taken = self.take(width)?;
-        Ok(taken.iter().rev().fold(0u64, |n, b| (n << 8) | u64::from(*b)))
+        let digits = self.take(width)?;
+        Ok(digits.iter().rev().fold(0u64, |n, b| (n << 8) | u64::from(*b)))
     }
 
     fn count(&mut self, width: usize) -> Result<usize, String> {
@@ -299,13 +299,13 @@ impl<'a> PickleReader<'a> {
 
     /// A signed little-endian number. Numbers of more than 64 bits are not sizes of tensors.
     fn signed(&mut self, width: usize) -> Result<PickleValue, String> {
-        let taken = self.take(width)?;
-        let fill = if taken.last().is_some_and(|b| b & 0x80 != 0) { 0xff } else { 0 };
+        let digits = self.take(width)?;
+        let fill = if digits.last().is_some_and(|b| b & 0x80 != 0) { 0xff } else { 0 };
         let mut bytes = [fill; 8];
         if width > bytes.len() {
             return Ok(PickleValue::Other);
         }
-        bytes[..width].copy_from_slice(taken);
+        bytes[..width].copy_from_slice(digits);
         Ok(PickleValue::Int(i64::from_le_bytes(bytes)))
     }
 
@@ -316,8 +316,8 @@ impl<'a> PickleReader<'a> {
     }
 
     fn line(&mut self) -> Result<String, String> {
-        let rest = self.bytes.get(self.at..).unwrap_or_default();
-        let end = rest.iter().position(|b| *b == b'\n').ok_or("expected the end of a line")?;
+        let remaining = self.bytes.get(self.at..).unwrap_or_default();
+        let end = remaining.iter().position(|b| *b == b'\n').ok_or("expected the end of a line")?;
         let line = self.take(end)?;
         self.take(1)?;
         String::from_utf8(line.to_vec()).map_err(|_| "expected UTF-8".to_string())
@@ -382,8 +382,8 @@ impl<'a> PickleReader<'a> {
     }
 
     fn recall(&mut self, key: u64) -> Result<(), String> {
-        let known = u32::try_from(key).ok().and_then(|key| self.memo.get(&key));
-        self.stack.push(*known.ok_or_else(|| format!("expected value {key}, found none"))?);
+        let stored = u32::try_from(key).ok().and_then(|key| self.memo.get(&key));
+        self.stack.push(*stored.ok_or_else(|| format!("expected value {key}, found none"))?);
         Ok(())
     }
 
@@ -427,8 +427,8 @@ impl<'a> PickleReader<'a> {
             }
             // STACK_GLOBAL
             0x93 => {
-                let parts = self.pop_many(2)?;
-                let texts = parts.iter().map(|p| match self.values.get(*p) {
+                let pair = self.pop_many(2)?;
+                let texts = pair.iter().map(|p| match self.values.get(*p) {
                     Some(PickleValue::Text(text)) => Ok(text.clone()),
                     _ => Err("expected the name of a function, found another value".to_string()),
                 });

@@ -59,7 +59,7 @@ impl<'p> NameScope<'p> {
 
     /// Whether anything after the current node reads a name.
     pub fn is_read_later(&self, name: &str) -> bool {
-        self.last_read.get(name).is_some_and(|&at| at > self.position)
+        self.last_read.get(name).is_some_and(|&position| position > self.position)
     }
 
     /// Binds a name. Fails if the name is already bound, or is not an identifier.
@@ -91,14 +91,14 @@ impl<'p> NameScope<'p> {
 
     /// All names that are bound to tensors, sorted.
     pub fn tensors(&self) -> Vec<(&'p str, ValueId)> {
-        let mut all = Vec::new();
+        let mut tensors = Vec::new();
         for (name, binding) in &self.values {
             if let NameBinding::Value(value) = binding {
-                all.push((*name, *value));
+                tensors.push((*name, *value));
             }
         }
-        all.sort_unstable();
-        all
+        tensors.sort_unstable();
+        tensors
     }
 
     /// The value of a name. Fails if it is not defined before this node, or is not a tensor.

@@ -21,17 +21,17 @@ pub(crate) struct RankShard {
 pub(crate) fn shard_positions(starts: &[Dim], len: &Dim, extent: &Dim) -> Option<Vec<usize>> {
     let ranks = i64::try_from(starts.len()).ok()?;
     let count = (2..=ranks).find(|&n| len.clone() * Dim::from(n) == *extent)?;
-    let found = starts.iter().map(|start| {
+    let positions = starts.iter().map(|start| {
         let position = (0..count).find(|&p| len.clone() * Dim::from(p) == *start)?;
         usize::try_from(position).ok()
     });
-    let found = found.collect::<Option<Vec<usize>>>()?;
+    let positions = positions.collect::<Option<Vec<usize>>>()?;
     let mut ranks_at = vec![0usize; usize::try_from(count).ok()?];
-    for &position in &found {
+    for &position in &positions {
         ranks_at[position] += 1;
     }
     let are_cells = ranks_at[0] > 0 && ranks_at.iter().all(|&ranks| ranks == ranks_at[0]);
-    are_cells.then_some(found)
+    are_cells.then_some(positions)
 }
 
 /// Converts the slices of a finished graph to shards.
@@ -51,17 +51,17 @@ pub(crate) fn make_shards(graph: &mut Graph, pieces: Vec<RankShard>) {
 
 /// Finds or adds a group in which ranks have these positions.
 fn find_or_add_group(graph: &mut Graph, positions: &[usize]) -> GroupId {
-    if let Some(known) =
+    if let Some(existing) =
         graph.groups.keys().find(|&g| graph.ranks_within_cells(g).as_deref() == Some(positions))
     {
-        return known;
+        return existing;
     }
     let count = positions.iter().max().map_or(1, |p| p + 1);
     let mut cells = vec![vec![0; count]; positions.len() / count];
-    let mut seen = vec![0; count];
+    let mut counts = vec![0; count];
     for (rank, &p) in positions.iter().enumerate() {
-        cells[seen[p]][p] = rank as u32;
-        seen[p] += 1;
+        cells[counts[p]][p] = rank as u32;
+        counts[p] += 1;
     }
     let mut names =
         (0..=graph.groups.len()).map(|i| if i == 0 { "shards".to_string() } else { format!("shards.{i}") });

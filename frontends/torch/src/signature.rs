@@ -93,8 +93,8 @@ impl ArchiveTensors<'_, '_> {
     /// read.
     fn reserve_all(&mut self, program: &ExportedProgram<'_>) -> Result<()> {
         self.weights.reserve_tensors(self.archive, stored_sources(program))?;
-        let others = stored_sources(program).filter(|n| !self.weights.contains(n));
-        self.constants.reserve_tensors(self.archive, others)
+        let constants = stored_sources(program).filter(|n| !self.weights.contains(n));
+        self.constants.reserve_tensors(self.archive, constants)
     }
 
     fn tensor_size(&self, name: &str) -> Result<Option<u64>> {
@@ -118,8 +118,8 @@ impl ArchiveTensors<'_, '_> {
             },
         };
         let declared: Vec<Option<i64>> = ty.shape.iter().map(|d| d.as_const()).collect();
-        let found: Vec<Option<i64>> = tensor.shape().iter().map(|&d| i64::try_from(d).ok()).collect();
-        if tensor.dtype() != ty.dtype || declared != found {
+        let shape: Vec<Option<i64>> = tensor.shape().iter().map(|&d| i64::try_from(d).ok()).collect();
+        if tensor.dtype() != ty.dtype || declared != shape {
             return Err(ImportError::Stored {
                 tensor: name.into(),
                 expected: format!("{}{:?}", ty.dtype, ty.shape),
@@ -233,12 +233,12 @@ pub(crate) fn add_per_rank_inputs<'p>(
 ) -> Vec<&'p PerRankArgument> {
     let mut inputs: Vec<(&'p PerRankArgument, ValueId)> = Vec::new();
     for number in merge_ranks::find_per_rank_arguments(program).into_iter().filter(|n| n.numbers.is_input()) {
-        let known = inputs.iter().find(|(n, _)| n.numbers == number.numbers).map(|(_, value)| *value);
-        let value = known.unwrap_or_else(|| {
+        let existing = inputs.iter().find(|(n, _)| n.numbers == number.numbers).map(|(_, value)| *value);
+        let value = existing.unwrap_or_else(|| {
             let ty = number.numbers.input_type();
             lowering.builder.input(InputKind::Parameter, &number.name, &number.name, ty, None)
         });
-        if known.is_none() {
+        if existing.is_none() {
             inputs.push((number, value));
         }
         lowering.per_rank_inputs.insert(number.name.clone(), value);
@@ -440,11 +440,11 @@ fn mutated_input(
     let input = input
         .ok_or_else(|| signature_error(name, "expected an input of this name to be written, found none"))?;
     let expected = graph.ty(graph.inputs[input].value);
-    let found = graph.ty(value);
-    if expected != found {
+    let actual = graph.ty(value);
+    if expected != actual {
         let expected = lowering.display_type(expected);
-        let found = lowering.display_type(found);
-        return Err(signature_error(name, format!("expected {expected} to be written, found {found}")));
+        let actual = lowering.display_type(actual);
+        return Err(signature_error(name, format!("expected {expected} to be written, found {actual}")));
     }
     Ok(input)
 }

@@ -72,7 +72,7 @@ impl TensorStore {
         archive: &mut Archive<'_>,
         names: impl Iterator<Item = &'n str>,
     ) -> Result<()> {
-        let mut seen: HashSet<(&str, StorageRegion)> = HashSet::new();
+        let mut reserved: HashSet<(&str, StorageRegion)> = HashSet::new();
         for name in names {
             let Some((name, payload)) = self.config.get_key_value(name) else { continue };
             let Some(entry) = self.storage_entry(archive, payload) else { continue };
@@ -83,7 +83,7 @@ impl TensorStore {
             if !payload.use_pickle {
                 region.check_fits(name, size)?;
             }
-            if !seen.insert((&payload.path_name, region)) {
+            if !reserved.insert((&payload.path_name, region)) {
                 continue;
             }
             let regions = self.regions.entry(payload.path_name.clone()).or_insert(0);
@@ -120,11 +120,11 @@ impl TensorStore {
             Some(bytes) => bytes,
             None => Arc::new(archive.unpack(&entry)?),
         };
-        let left = self.regions.get(path).map_or(0, |n| n.saturating_sub(1));
-        if left > 0 {
+        let remaining_uses = self.regions.get(path).map_or(0, |n| n.saturating_sub(1));
+        if remaining_uses > 0 {
             self.storages.insert(path.clone(), storage.clone());
         }
-        self.regions.insert(path.clone(), left);
+        self.regions.insert(path.clone(), remaining_uses);
         let tensor = if is_pickled {
             unpickle_tensor(name, &entry, &storage)?
         } else {
@@ -187,10 +187,10 @@ impl StorageRegion {
             return Err(stored_error(name, "the strided layout", format!("layout {}", meta.layout)));
         }
         // Complex numbers are stored as pairs of components.
-        let part = dtype::complex_component_dtype(meta.dtype);
-        let dtype = part
+        let component = dtype::complex_component_dtype(meta.dtype);
+        let dtype = component
             .map_or_else(|| dtype::from_schema(meta.dtype), Ok)
-            .map_err(|found| stored_error(name, "a supported dtype", found))?;
+            .map_err(|dtype| stored_error(name, "a supported dtype", dtype))?;
         let sizes = meta.sizes.iter().map(|e| known_number(name, "extent", e));
         let mut shape = sizes.collect::<Result<Vec<_>, _>>()?;
         let strides = meta.strides.iter().map(|e| known_number(name, "stride", e));
@@ -201,7 +201,7 @@ impl StorageRegion {
         }
         let sizes = format!("{shape:?}");
         let too_large = || stored_error(name, "a size that fits the address space", sizes.clone());
-        if part.is_some() {
+        if component.is_some() {
             for stride in strides.iter_mut().chain([&mut offset]) {
                 *stride = stride.checked_mul(2).ok_or_else(too_large)?;
             }
@@ -210,12 +210,12 @@ impl StorageRegion {
         }
         let numel = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or_else(too_large)?;
         let bytes = numel.checked_mul(dtype.size()).ok_or_else(too_large)? as u64;
-        let mut last = offset;
+        let mut last_element = offset;
         for (d, s) in shape.iter().zip(&strides) {
             let reach = d.saturating_sub(1).checked_mul(*s).ok_or_else(too_large)?;
-            last = last.checked_add(reach).ok_or_else(too_large)?;
+            last_element = last_element.checked_add(reach).ok_or_else(too_large)?;
         }
-        let needed = if numel == 0 { 0 } else { last.checked_add(1).ok_or_else(too_large)? };
+        let needed = if numel == 0 { 0 } else { last_element.checked_add(1).ok_or_else(too_large)? };
         Ok(StorageRegion { dtype, shape, strides, offset, bytes, needed })
     }
 
@@ -267,18 +267,18 @@ impl StorageRegion {
     fn gather_elements(&self, storage: &[u8]) -> Vec<u8> {
         let size = self.dtype.size();
         let mut data = Vec::with_capacity(self.bytes as usize);
-        let mut at = vec![0usize; self.shape.len()];
+        let mut index = vec![0usize; self.shape.len()];
         let mut element = self.offset;
         while data.len() < self.bytes as usize {
             data.extend_from_slice(&storage[element * size..(element + 1) * size]);
-            for axis in (0..at.len()).rev() {
-                at[axis] += 1;
+            for axis in (0..index.len()).rev() {
+                index[axis] += 1;
                 element += self.strides[axis];
-                if at[axis] < self.shape[axis] {
+                if index[axis] < self.shape[axis] {
                     break;
                 }
                 element -= self.strides[axis] * self.shape[axis];
-                at[axis] = 0;
+                index[axis] = 0;
             }
         }
         data
@@ -297,11 +297,11 @@ mod tests {
     use crate::schema::StoredDevice;
 
     fn region(sizes: &[i64], strides: &[i64], offset: i64) -> Result<StorageRegion> {
-        let all = |v: &[i64]| v.iter().map(|&i| StoredInt { as_int: Some(i) }).collect();
+        let stored_ints = |v: &[i64]| v.iter().map(|&i| StoredInt { as_int: Some(i) }).collect();
         let meta = StorageMeta {
             dtype: 1,
-            sizes: all(sizes),
-            strides: all(strides),
+            sizes: stored_ints(sizes),
+            strides: stored_ints(strides),
             storage_offset: StoredInt { as_int: Some(offset) },
             layout: STRIDED,
             device: StoredDevice::default(),

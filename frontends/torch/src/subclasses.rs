@@ -22,20 +22,20 @@ pub(crate) fn use_local_tensors(program: &mut ExportedProgram<'_>) {
 }
 
 fn localize_inputs(graph: &mut ExportedGraph<'_>) {
-    let mut found: HashMap<String, TensorMeta<'_>> = HashMap::new();
+    let mut metas: HashMap<String, TensorMeta<'_>> = HashMap::new();
     for node in &mut graph.nodes {
         if let Some((name, result)) = local_access(node)
             && let Some(meta) = graph.tensor_values.get(result)
         {
-            found.entry(name.to_string()).or_insert_with(|| meta.clone());
+            metas.entry(name.to_string()).or_insert_with(|| meta.clone());
         }
         for (name, meta) in localize_operands(node) {
-            found.entry(name).or_insert(meta);
+            metas.entry(name).or_insert(meta);
         }
     }
     let inputs: Vec<&str> = graph.inputs.iter().flat_map(tensor_names).collect();
     for name in inputs {
-        if let (Some(meta), Some(declared)) = (found.remove(name), graph.tensor_values.get_mut(name)) {
+        if let (Some(meta), Some(declared)) = (metas.remove(name), graph.tensor_values.get_mut(name)) {
             *declared = meta;
         }
     }

@@ -121,12 +121,12 @@ impl<'p> ProgramSymbols<'p> {
 
     /// An extent, or the capacity of one that depends on data.
     pub fn resolve_capacity(&self, size: &'p SymInt<'p>) -> Result<Dim> {
-        let found = self.resolve_size(size)?;
-        if !self.data.depends_on_data(&found) {
-            return Ok(found);
+        let resolved = self.resolve_size(size)?;
+        if !self.data.depends_on_data(&resolved) {
+            return Ok(resolved);
         }
         let text = size.as_expr.as_ref().map_or("", |e| &*e.expr_str);
-        self.data.capacity(&found).map_err(|m| expression_error(text, m))
+        self.data.capacity(&resolved).map_err(|m| expression_error(text, m))
     }
 
     pub fn resolve_extent(&self, size: &'p SymInt<'p>) -> Result<Dim> {
@@ -164,9 +164,9 @@ impl<'p> ProgramSymbols<'p> {
     /// The conditions `first <= second` of a symbolic relation, if it is a conjunction of such conditions.
     pub fn relation_conditions(&self, text: &str) -> Option<Vec<(Dim, Dim)>> {
         let e = sympy::parse(text).ok()?;
-        let found = sympy::relation_conditions(&e, &|s| self.resolve_symbol(s))?;
+        let conditions = sympy::relation_conditions(&e, &|s| self.resolve_symbol(s))?;
         Some(
-            found
+            conditions
                 .into_iter()
                 .map(|(a, b)| (a.simplify_within(&self.table), b.simplify_within(&self.table)))
                 .collect(),
@@ -189,9 +189,9 @@ fn choose_names(order: &IndexSet<&str>, axes: &[Option<&str>]) -> Vec<String> {
     if order.len() == 1 {
         rename_symbol(&mut names, order, order.first().copied(), "tokens");
     } else {
-        let last = axes.last().copied().flatten();
-        rename_symbol(&mut names, order, last, "tokens");
-        if let Some(&Some(first)) = axes.first().filter(|f| **f != last) {
+        let last_axis = axes.last().copied().flatten();
+        rename_symbol(&mut names, order, last_axis, "tokens");
+        if let Some(&Some(first)) = axes.first().filter(|f| **f != last_axis) {
             rename_symbol(&mut names, order, Some(first), "batch");
         }
     }
@@ -200,8 +200,8 @@ fn choose_names(order: &IndexSet<&str>, axes: &[Option<&str>]) -> Vec<String> {
 
 /// Gives a symbol this name, unless another has it.
 fn rename_symbol(names: &mut [String], order: &IndexSet<&str>, symbol: Option<&str>, name: &str) {
-    let at = symbol.and_then(|s| order.get_index_of(s));
-    if let Some(at) = at.filter(|_| !names.iter().any(|n| n == name)) {
-        names[at] = name.to_string();
+    let position = symbol.and_then(|s| order.get_index_of(s));
+    if let Some(position) = position.filter(|_| !names.iter().any(|n| n == name)) {
+        names[position] = name.to_string();
     }
 }

@@ -52,8 +52,8 @@ fn unify_graph(graph: &mut ExportedGraph<'_>, mut read: HashSet<String>) {
                 unify_graph(inner, HashSet::new());
             }
         }
-        if let Some(part) = division_as_slice(graph, &node, &read) {
-            node = part;
+        if let Some(slice) = division_as_slice(graph, &node, &read) {
+            node = slice;
         }
         normalize_positions(graph, &mut node);
         graph.nodes.push(node);
@@ -133,7 +133,7 @@ fn division_as_slice<'p>(
     }
     let Some(Argument::Tensors(names)) = node.outputs.first() else { return None };
     let mut chosen = names.iter().enumerate().filter(|(_, name)| read.contains(&***name));
-    let (at, name) = chosen.next()?;
+    let (index, name) = chosen.next()?;
     if names.len() < 2 || chosen.next().is_some() {
         return None;
     }
@@ -145,7 +145,7 @@ fn division_as_slice<'p>(
     ];
     let outputs = vec![Argument::Tensor(name.clone())];
     if op.starts_with("aten.unbind") {
-        inputs.push(named_argument("index", Argument::Int(at as i64)));
+        inputs.push(named_argument("index", Argument::Int(index as i64)));
         return Some(ExportedNode::new(
             owned_str("torch.ops.aten.select.int"),
             owned_str(&**name),
@@ -156,7 +156,7 @@ fn division_as_slice<'p>(
     let sizes: Option<Vec<String>> =
         names.iter().map(|n| extent_expression(graph.tensor_values.get(&**n)?.sizes.get(axis)?)).collect();
     let sizes = sizes?;
-    for (name_of, until) in [("start", at), ("end", at + 1)] {
+    for (name_of, until) in [("start", index), ("end", index + 1)] {
         let position = sum_argument(graph, sizes.get(..until)?, &format!("{}.{name_of}", &**name));
         inputs.push(named_argument(name_of, position));
     }
@@ -164,9 +164,9 @@ fn division_as_slice<'p>(
 }
 
 fn sum_argument<'p>(graph: &mut ExportedGraph<'p>, extents: &[String], name: &str) -> Argument<'p> {
-    let known: Option<i64> = extents.iter().try_fold(0i64, |sum, e| sum.checked_add(e.parse().ok()?));
-    if let Some(known) = known {
-        return Argument::Int(known);
+    let total: Option<i64> = extents.iter().try_fold(0i64, |sum, e| sum.checked_add(e.parse().ok()?));
+    if let Some(total) = total {
+        return Argument::Int(total);
     }
     let terms = extents.iter().map(|e| e.parse().map_or(e.clone(), |n: i64| format!("Integer({n})")));
     let terms: Vec<String> = terms.collect();

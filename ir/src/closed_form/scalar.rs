@@ -45,9 +45,9 @@ pub fn scalar_operand(op: BinaryOp, s: Scalar, dtype: DType) -> Option<Scalar> {
         DType::F16 | DType::BF16 if !op.is_comparison() => DType::F32,
         dtype => dtype,
     };
-    let taken = as_stored(wide, s)?;
-    let is_same = dtype.is_float() || taken.as_i64() == s.as_i64();
-    is_same.then_some(taken)
+    let stored = as_stored(wide, s)?;
+    let is_same = dtype.is_float() || stored.as_i64() == s.as_i64();
+    is_same.then_some(stored)
 }
 
 /// `a op b` for operands of one dtype, or of f32 if `a` or `b` is the scalar of a scalar op. `None` if the
@@ -115,15 +115,15 @@ fn evaluate_comparison(op: BinaryOp, order: std::cmp::Ordering) -> Option<bool> 
 /// The reduction of `ranks` copies of `s`, in order of rank. `None` for means and products of integers, and for
 /// bools.
 pub fn reduce_copies(op: CollectiveReduceOp, s: Scalar, dtype: DType, ranks: u32) -> Option<Scalar> {
-    let again = |first: f64, f: &dyn Fn(f64, f64) -> f64| (1..ranks).fold(first, |all, _| f(all, first));
+    let repeat = |first: f64, f: &dyn Fn(f64, f64) -> f64| (1..ranks).fold(first, |acc, _| f(acc, first));
     let narrow = |x: f64| if dtype == DType::F64 { x } else { f64::from(x as f32) };
     match (op, s) {
         (CollectiveReduceOp::Max | CollectiveReduceOp::Min, _) => Some(s),
         (_, Scalar::Float(FloatAttribute(x))) if dtype.is_float() => {
             let x = match op {
-                CollectiveReduceOp::Prod => again(x, &|a, b| narrow(a * b)),
-                CollectiveReduceOp::Avg => narrow(again(x, &|a, b| narrow(a + b)) / f64::from(ranks)),
-                _ => again(x, &|a, b| narrow(a + b)),
+                CollectiveReduceOp::Prod => repeat(x, &|a, b| narrow(a * b)),
+                CollectiveReduceOp::Avg => narrow(repeat(x, &|a, b| narrow(a + b)) / f64::from(ranks)),
+                _ => repeat(x, &|a, b| narrow(a + b)),
             };
             as_stored(dtype, Scalar::Float(FloatAttribute(x)))
         }

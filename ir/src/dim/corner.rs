@@ -29,30 +29,30 @@ impl Dim {
             }
             for above in 0..1u32 << term.product.len() {
                 let mut factor = i128::from(term.factor);
-                let mut rest = Vec::new();
+                let mut other_atoms = Vec::new();
                 for (i, atom) in term.product.iter().enumerate() {
                     if above >> i & 1 == 1 {
-                        rest.push(atom);
+                        other_atoms.push(atom);
                     } else {
                         factor = factor.checked_mul(i128::from(atom.bounds(symbols).0))?;
                     }
                 }
-                let sum = sums.entry(rest).or_insert(0);
+                let sum = sums.entry(other_atoms).or_insert(0);
                 *sum = sum.checked_add(factor)?;
             }
         }
         let mut low = 0i128;
         let mut high = 0i128;
         for (atoms, factor) in sums {
-            let mut most = factor;
+            let mut max_product = factor;
             for atom in &atoms {
-                let (least, largest) = atom.bounds(symbols);
-                most = most.checked_mul(i128::from(largest) - i128::from(least))?;
+                let (smallest, largest) = atom.bounds(symbols);
+                max_product = max_product.checked_mul(i128::from(largest) - i128::from(smallest))?;
             }
             // The distance from the minimum may be 0.
-            let least = if atoms.is_empty() { factor } else { 0 };
-            low = low.checked_add(most.min(least))?;
-            high = high.checked_add(most.max(least))?;
+            let min_product = if atoms.is_empty() { factor } else { 0 };
+            low = low.checked_add(max_product.min(min_product))?;
+            high = high.checked_add(max_product.max(min_product))?;
         }
         Some((saturate_to_i64(low), saturate_to_i64(high)))
     }

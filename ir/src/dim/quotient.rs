@@ -13,10 +13,11 @@ impl Dim {
     /// `b`, and its constant is from 0 to `b - 1`.
     pub(super) fn split_by_divisor(&self, b: i64) -> (Dim, Dim) {
         let (terms, constant) = self.terms_and_constant();
-        let (whole, rest): (DimTerms, DimTerms) = terms.iter().cloned().partition(|t| t.factor % b == 0);
-        let whole = whole.into_iter().map(|t| DimTerm { factor: t.factor / b, ..t }).collect();
-        let rest = Dim::from_terms(rest, floor_mod(constant, b));
-        (Dim::from_terms(whole, floor_div(constant, b)), rest)
+        let (multiples, other_terms): (DimTerms, DimTerms) =
+            terms.iter().cloned().partition(|t| t.factor % b == 0);
+        let quotient_terms = multiples.into_iter().map(|t| DimTerm { factor: t.factor / b, ..t }).collect();
+        let remainder = Dim::from_terms(other_terms, floor_mod(constant, b));
+        (Dim::from_terms(quotient_terms, floor_div(constant, b)), remainder)
     }
 
     /// The normal form of `div(self, b)`, where `self` is the rest of
@@ -61,14 +62,14 @@ impl Dim {
     /// expression divided by `b`.
     fn merge_nested_division(&self, b: i64) -> Option<(Dim, i64)> {
         let (terms, constant) = self.terms_and_constant();
-        let mut found = terms.iter().enumerate().filter_map(|(i, t)| match t.product.as_slice() {
+        let mut divisions = terms.iter().enumerate().filter_map(|(i, t)| match t.product.as_slice() {
             [DimAtom::FloorDiv(a, k)] if t.factor.abs() == 1 => {
                 Some((i, a.clone(), k.as_const().filter(|&k| k > 0)?))
             }
             _ => None,
         });
-        let (position, a, m) = found.next()?;
-        if found.next().is_some() {
+        let (position, a, m) = divisions.next()?;
+        if divisions.next().is_some() {
             return None;
         }
         let by = m.checked_mul(b)?;
@@ -78,11 +79,11 @@ impl Dim {
         if by >= MAX_MAGNITUDE || !is_sound {
             return None;
         }
-        let mut rest = DimTerms::from(terms);
-        let is_positive = rest.remove(position).factor > 0;
+        let mut other_terms = DimTerms::from(terms);
+        let is_positive = other_terms.remove(position).factor > 0;
         // The negation of a quotient is the quotient of the negated number, rounded up.
         let a = if is_positive { a } else { a.scale_by(-1).add_constant(m - 1) };
-        Some((a + Dim::from_terms(rest, constant).scale_by(m), by))
+        Some((a + Dim::from_terms(other_terms, constant).scale_by(m), by))
     }
 
     /// The same value with remainders written as differences, unless they nest deeply.
@@ -104,13 +105,13 @@ impl Dim {
     pub(super) fn missing_divisor_within(&self, symbols: &SymbolTable) -> Option<i64> {
         let (terms, constant) = self.terms_and_constant();
         let k = terms.iter().find_map(DimTerm::missing_divisor)?;
-        let most = terms.iter().fold(constant.saturating_abs(), |sum, t| {
-            let one = (t.factor, t.factor);
+        let max_magnitude = terms.iter().fold(constant.saturating_abs(), |sum, t| {
+            let factor_range = (t.factor, t.factor);
             let (low, high) =
-                t.product.iter().fold(one, |range, a| multiply_ranges(range, a.bounds(symbols)));
+                t.product.iter().fold(factor_range, |range, a| multiply_ranges(range, a.bounds(symbols)));
             sum.saturating_add(low.saturating_abs().max(high.saturating_abs()))
         });
-        (most.saturating_mul(k) < MAX_MAGNITUDE).then_some(k)
+        (max_magnitude.saturating_mul(k) < MAX_MAGNITUDE).then_some(k)
     }
 }
 

@@ -24,30 +24,30 @@ pub fn find_rotated_product(
 ) -> Option<RotatedProduct> {
     let node = &graph.nodes[rotary];
     let (&Op::RotaryEmbedding { width, .. }, Some(&x)) = (&node.op, node.inputs.first()) else { return None };
-    let mut at = x;
+    let mut value = x;
     let mut reader = rotary;
     let mut views = Vec::new();
     let product = loop {
-        let alone = users[at][..] == [reader] && graph.outputs.iter().all(|o| o.value != at);
-        reader = graph.defining_node(at).filter(|_| alone)?;
+        let is_only_use = users[value][..] == [reader] && graph.outputs.iter().all(|o| o.value != value);
+        reader = graph.defining_node(value).filter(|_| is_only_use)?;
         match (&graph.nodes[reader].op, &graph.nodes[reader].inputs[..]) {
             (Op::MatMul { result: ProductResult::Rounded }, _) => break reader,
-            (Op::Reshape | Op::Permute { .. }, &[before]) => at = before,
+            (Op::Reshape | Op::Permute { .. }, &[before]) => value = before,
             _ => return None,
         }
         views.push(reader);
     };
     views.reverse();
-    let ty = graph.ty(at);
-    let mut layout = Layout { base: at, offset: Dim::from(0), strides: ty.contiguous_strides() };
+    let ty = graph.ty(value);
+    let mut layout = Layout { base: value, offset: Dim::from(0), strides: ty.contiguous_strides() };
     for &view in &views {
         let from = graph.nodes[view].inputs[0];
-        let to = graph.nodes[view].outputs[0];
-        layout = view_layout(&graph.nodes[view].op, &layout, graph.ty(from), graph.ty(to))?;
+        let result = graph.nodes[view].outputs[0];
+        layout = view_layout(&graph.nodes[view].op, &layout, graph.ty(from), graph.ty(result))?;
     }
     let columns = ty.shape.last()?.as_const()?;
-    let whole = graph.ty(x).shape.last()?.as_const() == i64::try_from(width).ok();
-    (whole && is_split_into_heads(&graph.ty(x).shape, &layout.strides, columns))
+    let is_full_width = graph.ty(x).shape.last()?.as_const() == i64::try_from(width).ok();
+    (is_full_width && is_split_into_heads(&graph.ty(x).shape, &layout.strides, columns))
         .then_some(RotatedProduct { product, views })
 }
 

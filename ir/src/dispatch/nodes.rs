@@ -133,10 +133,10 @@ impl<'a> DispatchChecker<'a> {
         self.dispatch.nodes().map(|n| (n, &graph.nodes[n]))
     }
 
-    fn mismatch_error(&self, at: NodeId, expected: &str) -> (NodeId, String) {
+    fn mismatch_error(&self, id: NodeId, expected: &str) -> (NodeId, String) {
         let form = self.dispatch.form;
-        let found = op_name(&self.graph.nodes[at].op);
-        (at, format!("expected {expected} in a dispatch of form {form}, found {found}"))
+        let op = op_name(&self.graph.nodes[id].op);
+        (id, format!("expected {expected} in a dispatch of form {form}, found {op}"))
     }
 
     /// The node of the dispatch that defines a value; `None` if another step or an input defines it.
@@ -171,10 +171,11 @@ impl<'a> DispatchChecker<'a> {
         };
         let is_broadcast = |v: &ValueId| {
             let is_mapped = self.internal_def(*v).is_some_and(|n| self.graph.nodes[n].op.fits_map());
-            let found = shape(v);
+            let operand_shape = shape(v);
             is_mapped
-                && found != expected
-                && broadcast_shapes(&[found, expected]).is_ok_and(|all| all == expected)
+                && operand_shape != expected
+                && broadcast_shapes(&[operand_shape, expected])
+                    .is_ok_and(|broadcasted| broadcasted == expected)
         };
         for (id, node) in mapped() {
             let inside = || node.inputs.iter().filter(|v| self.internal_def(**v).is_some());
@@ -185,13 +186,14 @@ impl<'a> DispatchChecker<'a> {
                 result => inside().chain(result).all(|v| shape(v) == expected || is_broadcast(v)),
             };
             if !fits {
-                let found = inside().chain(node.outputs.first()).map(shape).find(|found| *found != expected);
-                let found = found.unwrap_or(expected);
+                let mismatch =
+                    inside().chain(node.outputs.first()).map(shape).find(|mismatch| *mismatch != expected);
+                let mismatch = mismatch.unwrap_or(expected);
                 return Err((
                     id,
                     format!(
                         "expected the shape {expected:?} of the other nodes of the dispatch, or a shape that they \
-                         broadcast and nothing else reads, found {found:?}"
+                         broadcast and nothing else reads, found {mismatch:?}"
                     ),
                 ));
             }
@@ -200,11 +202,12 @@ impl<'a> DispatchChecker<'a> {
     }
 
     fn check_product(&self) -> CheckResult {
-        let mut left = None;
+        let mut left_operand = None;
         for (id, node) in self.iter_nodes() {
             match (&node.op, &node.inputs[..]) {
                 (Op::MatMul { .. }, &[x, y]) => {
-                    if *left.get_or_insert(x) != x || self.internal_def(x).or(self.internal_def(y)).is_some()
+                    if *left_operand.get_or_insert(x) != x
+                        || self.internal_def(x).or(self.internal_def(y)).is_some()
                     {
                         return Err(self.mismatch_error(
                             id,
@@ -225,7 +228,7 @@ impl<'a> DispatchChecker<'a> {
                 }
             }
         }
-        match left {
+        match left_operand {
             Some(_) => self.check_same_shape(),
             None => Err(self.mismatch_error(self.dispatch.first, "a product")),
         }
@@ -332,7 +335,7 @@ impl<'a> DispatchChecker<'a> {
 
     fn check_gather(&self) -> CheckResult {
         let first = self.dispatch.first;
-        let last = self.dispatch.last;
+        let last_node = self.dispatch.last;
         if !is_gathered_by_readers(&self.graph.nodes[first].op) {
             return Err(self.mismatch_error(first, "an all-gather whose results peers do not write"));
         }
@@ -349,11 +352,13 @@ impl<'a> DispatchChecker<'a> {
                 _ => None,
             };
             match view {
-                Some(view) if follows && id != last => {
+                Some(view) if follows && id != last_node => {
                     layout = view;
                     current = node.outputs[0];
                 }
-                None if follows && id == last && matches!(node.op, Op::Reshape | Op::Copy) => return Ok(()),
+                None if follows && id == last_node && matches!(node.op, Op::Reshape | Op::Copy) => {
+                    return Ok(());
+                }
                 _ => {
                     return Err(self.mismatch_error(
                         id,
@@ -363,21 +368,21 @@ impl<'a> DispatchChecker<'a> {
             }
             self.check_read_internally(id)?;
         }
-        Err(self.mismatch_error(last, "a copy of the gathered value"))
+        Err(self.mismatch_error(last_node, "a copy of the gathered value"))
     }
 
     fn check_norm(&self) -> CheckResult {
-        let last = self.dispatch.last;
-        let node = &self.graph.nodes[last];
+        let last_node = self.dispatch.last;
+        let node = &self.graph.nodes[last_node];
         let mut operand_defs = node.inputs.iter().map(|&v| self.internal_def(v));
         let fits = matches!(node.op, Op::RmsNorm { axes: 1, .. } | Op::LayerNorm { axes: 1, .. })
             && operand_defs.next().flatten().is_some()
             && operand_defs.all(|n| n.is_none());
         if !fits {
             let expected = "the norm over the last axis of a node's result at the end";
-            return Err(self.mismatch_error(last, expected));
+            return Err(self.mismatch_error(last_node, expected));
         }
-        match self.iter_nodes().find(|(id, n)| *id != last && !n.op.fits_map()) {
+        match self.iter_nodes().find(|(id, n)| *id != last_node && !n.op.fits_map()) {
             Some((id, _)) => return Err(self.mismatch_error(id, "an element-wise node")),
             None => self.check_same_shape()?,
         }
@@ -385,7 +390,7 @@ impl<'a> DispatchChecker<'a> {
         if map_shape == Some(&self.graph.ty(node.outputs[0]).shape) {
             Ok(())
         } else {
-            Err(self.mismatch_error(last, "a norm of the shape of the other nodes"))
+            Err(self.mismatch_error(last_node, "a norm of the shape of the other nodes"))
         }
     }
 
@@ -402,11 +407,12 @@ impl<'a> DispatchChecker<'a> {
                 "a reduction or a norm over the last axis among the nodes",
             ));
         };
-        let one = Dim::from(1);
-        let has_one_per_row = |found: &[Dim]| found.split_last() == Some((&one, leading));
-        let is_one_row = |found: &[Dim]| {
-            let (last, others) = found.split_last().unzip();
-            last == row.last() && others.is_some_and(|others| others.iter().all(|n| *n == one))
+        let unit = Dim::from(1);
+        let has_one_per_row = |extents: &[Dim]| extents.split_last() == Some((&unit, leading));
+        let is_one_row = |extents: &[Dim]| {
+            let (row_extent, outer_extents) = extents.split_last().unzip();
+            row_extent == row.last()
+                && outer_extents.is_some_and(|outer_extents| outer_extents.iter().all(|n| *n == unit))
         };
         for (id, node) in self.iter_nodes() {
             let internal_shapes =
@@ -419,9 +425,8 @@ impl<'a> DispatchChecker<'a> {
                 Op::RmsNorm { axes: 1, .. } => {
                     result_shape == Some(row) && node.inputs.iter().skip(1).map(shape).all(is_one_row)
                 }
-                op if op.fits_map() && result_shape == Some(row) => {
-                    internal_shapes().all(|found| found == row || has_one_per_row(found) || is_one_row(found))
-                }
+                op if op.fits_map() && result_shape == Some(row) => internal_shapes()
+                    .all(|extents| extents == row || has_one_per_row(extents) || is_one_row(extents)),
                 op if op.fits_map() && result_shape.is_some_and(is_one_row) => {
                     internal_shapes().all(is_one_row) && self.is_read_internally(id)
                 }
@@ -444,19 +449,19 @@ impl<'a> DispatchChecker<'a> {
     fn check_fold(&self) -> CheckResult {
         let shape = |v: &ValueId| &self.graph.ty(*v).shape[..];
         let mut reductions = self.iter_nodes().filter(|(_, n)| matches!(n.op, Op::Reduce { .. }));
-        let whole =
+        let shapes =
             reductions.next().and_then(|(_, n)| Some((shape(n.inputs.first()?), shape(n.outputs.first()?))));
-        let Some((whole, folded)) = whole.filter(|_| reductions.next().is_none()) else {
+        let Some((operand_shape, folded)) = shapes.filter(|_| reductions.next().is_none()) else {
             return Err(self.mismatch_error(self.dispatch.first, "one reduction among the nodes"));
         };
         for (id, node) in self.iter_nodes() {
             let internal = || node.inputs.iter().filter(|v| self.internal_def(**v).is_some());
             let result = node.outputs.first().map(shape);
-            let is_before = || result == Some(whole) && self.is_read_internally(id);
+            let is_before = || result == Some(operand_shape) && self.is_read_internally(id);
             let fits = match &node.op {
-                Op::Reduce { axes, .. } => whole.len() >= 2 && axes[..] == [whole.len() - 2],
+                Op::Reduce { axes, .. } => operand_shape.len() >= 2 && axes[..] == [operand_shape.len() - 2],
                 Op::Take { axis: 0 } => is_before() && internal().next().is_none(),
-                op if op.fits_map() && is_before() => internal().all(|v| shape(v) == whole),
+                op if op.fits_map() && is_before() => internal().all(|v| shape(v) == operand_shape),
                 op => op.fits_map() && result == Some(folded) && internal().all(|v| shape(v) == folded),
             };
             if !fits {
@@ -474,8 +479,9 @@ impl<'a> DispatchChecker<'a> {
         let Some(rows) = selects.and_then(|(_, n)| shape(n.inputs.first()?).first()) else {
             return Err(self.mismatch_error(self.dispatch.first, "a topk of rows among the nodes"));
         };
-        let has_rows =
-            |found: &[Dim]| found.first() == Some(rows) && found[1..].iter().all(|d| d.as_const().is_some());
+        let has_rows = |extents: &[Dim]| {
+            extents.first() == Some(rows) && extents[1..].iter().all(|d| d.as_const().is_some())
+        };
         let is_last = |axis: usize, v: &ValueId| axis > 0 && axis + 1 == shape(v).len();
         for (id, node) in self.iter_nodes() {
             let fits_op = match (&node.op, &node.inputs[..]) {
@@ -578,8 +584,9 @@ mod tests {
         let push = "%b: bf16[16, 3] = all_gather %y group=@w via=push\n";
         let verify_nodes = |nodes: &[&str]| {
             let graph = text::parse(&collectives(&nodes.concat())).unwrap_or_else(|e| panic!("{e}"));
-            verify(&graph)
-                .map_err(|found| found.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+            verify(&graph).map_err(|violations| {
+                violations.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+            })
         };
         let pushed = gather.replace("pull", "push");
         for fits in [[gather, exchange], [gather, scatter], [&pushed, push]] {
@@ -599,8 +606,8 @@ mod tests {
             ),
             ("%b: bf16[4, 3] = neg %y\n", "no collective"),
         ] {
-            let found = verify_nodes(&[gather, second]).expect_err(why);
-            assert!(found.contains("dispatch of form collectives, found"), "{why}: {found}");
+            let error = verify_nodes(&[gather, second]).expect_err(why);
+            assert!(error.contains("dispatch of form collectives, found"), "{why}: {error}");
         }
     }
 
@@ -611,7 +618,8 @@ mod tests {
             let text =
                 PROGRAM.replace(nodes, replaced).replace("%d: bf16[8, 4] = permute %b perm=[1, 0]\n", "");
             let graph = text::parse(&text.replace("return %d\n", returned)).unwrap_or_else(|e| panic!("{e}"));
-            verify(&graph).map_err(|found| found.iter().map(ToString::to_string).collect::<String>())
+            verify(&graph)
+                .map_err(|violations| violations.iter().map(ToString::to_string).collect::<String>())
         };
         let chain = "%b: f32[8] = neg %s\n%e: f32[8] = abs %b\n%c: f32[4, 8] = mul %a, %e\n";
         assert_eq!(verify_nodes(chain, ""), Ok(()));
@@ -623,8 +631,8 @@ mod tests {
             // The other nodes have fewer elements.
             ("%b: f32[2, 4, 8] = add %three, %a\n%c: f32[4, 8] = mul %a, %s\n", ""),
         ] {
-            let found = verify_nodes(broken, returned).expect_err(broken);
-            assert!(found.contains("the shape"), "{found}");
+            let error = verify_nodes(broken, returned).expect_err(broken);
+            assert!(error.contains("the shape"), "{error}");
         }
     }
 
@@ -656,8 +664,8 @@ mod tests {
         ] {
             let text = PROGRAM.replace(from, to).replace("%d: bf16[8, 4] = permute %b perm=[1, 0]\n", "");
             let graph = text::parse(&text.replace("return %d\n", "")).unwrap_or_else(|e| panic!("{e}"));
-            let found = verify(&graph).expect_err(to);
-            assert!(found.iter().any(|v| v.to_string().contains(message)), "{found:?}");
+            let violations = verify(&graph).expect_err(to);
+            assert!(violations.iter().any(|v| v.to_string().contains(message)), "{violations:?}");
         }
     }
 }

@@ -141,14 +141,14 @@ pub fn for_each_offset<const N: usize>(
     if shape.contains(&0) {
         return;
     }
-    let Some((&last, outer)) = shape.split_last() else { return visit([0; N]) };
+    let Some((&inner, outer)) = shape.split_last() else { return visit([0; N]) };
     let mut coordinates = vec![0; outer.len()];
     let mut starts = [0; N];
     loop {
-        let mut at = starts;
-        for _ in 0..last {
-            visit(at);
-            for (a, s) in at.iter_mut().zip(&strides) {
+        let mut offsets = starts;
+        for _ in 0..inner {
+            visit(offsets);
+            for (a, s) in offsets.iter_mut().zip(&strides) {
                 *a += s[outer.len()];
             }
         }
@@ -221,13 +221,13 @@ mod tests {
 
     #[test]
     fn walking_broadcasts() {
-        let mut seen = Vec::new();
+        let mut visited = Vec::new();
         let shape = [2, 2, 3];
         for_each_offset(&shape, [&broadcast_strides(&[2, 1], &shape), &strides(&shape)], |[a, b]| {
-            seen.push((a, b))
+            visited.push((a, b))
         });
         let expected: Vec<_> = (0..12).map(|i| ((i / 3) % 2, i)).collect();
-        assert_eq!(seen, expected);
+        assert_eq!(visited, expected);
         let mut count = 0;
         for_each_offset(&[], [&[]], |[at]: [usize; 1]| count += at + 1);
         for_each_offset(&[3, 0], [&[0, 1]], |_| count += 100);

@@ -49,8 +49,8 @@ impl ScoreAttributes<'_> {
             {
                 let elements = x.as_ints()?;
                 let mut row = 0;
-                for_each_offset(&column, [&broadcast_strides(&x.shape, &column)], |[at]| {
-                    of_rows[row] = elements[at];
+                for_each_offset(&column, [&broadcast_strides(&x.shape, &column)], |[offset]| {
+                    of_rows[row] = elements[offset];
                     row += 1;
                 });
             }
@@ -75,12 +75,12 @@ struct ScoreRow<'a> {
 
 /// Calls `each` for every row of `q [.., h, l, e]`, with its scores.
 fn for_each_row(
-    parts: &AttentionOperands<'_, &WideArray>,
+    operands: &AttentionOperands<'_, &WideArray>,
     attributes: &ScoreAttributes<'_>,
     mut each: impl FnMut(ScoreRow<'_>),
 ) -> Result<()> {
-    let q = *parts.q;
-    let k = *parts.k;
+    let q = *operands.q;
+    let k = *operands.k;
     let rank = q.shape.len();
     let h = q.shape[rank - 3];
     let l = q.shape[rank - 2];
@@ -88,7 +88,7 @@ fn for_each_row(
     let s = k.shape[rank - 2];
     let e = k.shape[rank - 1];
     let rows = &q.shape[..rank - 1];
-    let (mask, mask_strides) = match parts.mask {
+    let (mask, mask_strides) = match operands.mask {
         None => (MaskElements::None, vec![0; rank]),
         Some(m) => {
             let mask = match &*m.data {
@@ -100,10 +100,10 @@ fn for_each_row(
     };
     let q = q.as_floats()?;
     let keys = k.as_floats()?;
-    let visible = attributes.visible_columns_by_row(parts.positions, rows, s)?;
-    let sinks = parts.sink.map(|x| x.as_floats()).transpose()?;
+    let visible = attributes.visible_columns_by_row(operands.positions, rows, s)?;
+    let sinks = operands.sink.map(|x| x.as_floats()).transpose()?;
     let column = [rows, &[1]].concat();
-    let sink_strides = parts.sink.map_or_else(|| vec![0; rank], |x| broadcast_strides(&x.shape, &column));
+    let sink_strides = operands.sink.map_or_else(|| vec![0; rank], |x| broadcast_strides(&x.shape, &column));
     let mut scores = vec![None; s];
     let mut row = 0;
     for_each_offset(rows, [&mask_strides[..rank - 1], &sink_strides[..rank - 1]], |[mask_start, sink]| {
@@ -112,13 +112,13 @@ fn for_each_row(
         let shared = head / h * g + head % h / (h / g.max(1)).max(1);
         let query = &q[row * e..][..e];
         for (j, score) in scores.iter_mut().enumerate() {
-            let at = mask_start + j * mask_strides[rank - 1];
-            let (seen, bias) = match mask {
+            let mask_index = mask_start + j * mask_strides[rank - 1];
+            let (allowed, bias) = match mask {
                 MaskElements::None => (true, 0.0),
-                MaskElements::Bool(m) => (m[at] != 0, 0.0),
-                MaskElements::Float(m) => (true, m[at]),
+                MaskElements::Bool(m) => (m[mask_index] != 0, 0.0),
+                MaskElements::Float(m) => (true, m[mask_index]),
             };
-            *score = (seen && visible[row].contains(&j))
+            *score = (allowed && visible[row].contains(&j))
                 .then(|| attributes.compute_score(query, &keys[(shared * s + j) * e..][..e]) + bias);
         }
         each(ScoreRow { row, shared, scores: &scores, sink: sinks.map(|x| x[sink]) });
@@ -136,9 +136,9 @@ pub(super) fn attention(
     attributes: &ScoreAttributes<'_>,
     shape: &[usize],
 ) -> Result<(WideArray, WideArray)> {
-    let parts = AttentionOperands::from_operands(attributes.bounds, attributes.sink, operands)
+    let attention_operands = AttentionOperands::from_operands(attributes.bounds, attributes.sink, operands)
         .ok_or(MISSING_OPERANDS)?;
-    let v = *parts.v;
+    let v = *attention_operands.v;
     let dtype = operands[0].dtype;
     let rank = shape.len();
     let s = v.shape[rank - 2];
@@ -146,7 +146,7 @@ pub(super) fn attention(
     let values = v.as_floats()?;
     let mut out = Vec::with_capacity(numel(shape));
     let mut sums = Vec::with_capacity(numel(&shape[..rank - 1]));
-    for_each_row(&parts, attributes, |row| {
+    for_each_row(&attention_operands, attributes, |row| {
         let start = out.len();
         out.resize(start + f, 0.0);
         sums.push(accumulate_row(&row, &values[row.shared * s * f..][..s * f], &mut out[start..]));
@@ -158,12 +158,12 @@ pub(super) fn attention(
 /// Adds the rows of `values` to `out`, weighted with the softmax of the visible scores and the sink. Returns
 /// the log-sum-exp of these. If no score is visible, or all are minus infinity, `out` is unchanged.
 fn accumulate_row(row: &ScoreRow<'_>, values: &[f64], out: &mut [f64]) -> f64 {
-    let seen = row.scores.iter().flatten().chain(&row.sink);
-    let max = seen.clone().fold(f64::NEG_INFINITY, |m, &x| float_max(m, x));
+    let visible_scores = row.scores.iter().flatten().chain(&row.sink);
+    let max = visible_scores.clone().fold(f64::NEG_INFINITY, |m, &x| float_max(m, x));
     if max == f64::NEG_INFINITY {
         return max;
     }
-    let sum: f64 = seen.map(|x| (x - max).exp()).sum();
+    let sum: f64 = visible_scores.map(|x| (x - max).exp()).sum();
     if !out.is_empty() {
         for (score, value) in row.scores.iter().zip(values.chunks_exact(out.len())) {
             let Some(score) = score else { continue };
@@ -182,11 +182,11 @@ pub(super) fn attention_gradient(
     attributes: &ScoreAttributes<'_>,
 ) -> Result<Vec<WideArray>> {
     let (&[gradient, result, sums], forward) = operands.split_first_chunk::<3>().ok_or(MISSING_OPERANDS)?;
-    let parts =
+    let attention_operands =
         AttentionOperands::from_operands(attributes.bounds, false, forward).ok_or(MISSING_OPERANDS)?;
-    let q = *parts.q;
-    let k = *parts.k;
-    let v = *parts.v;
+    let q = *attention_operands.q;
+    let k = *attention_operands.k;
+    let v = *attention_operands.v;
     let rank = q.shape.len();
     let s = k.shape[rank - 2];
     let e = k.shape[rank - 1];
@@ -198,7 +198,7 @@ pub(super) fn attention_gradient(
     let keys = k.as_floats()?;
     let values = v.as_floats()?;
     let [mut of_q, mut of_k, mut of_v] = [q, k, v].map(|x| vec![0.0; numel(&x.shape)]);
-    for_each_row(&parts, attributes, |ScoreRow { row, shared, scores, .. }| {
+    for_each_row(&attention_operands, attributes, |ScoreRow { row, shared, scores, .. }| {
         if sums[row] == f64::NEG_INFINITY {
             return;
         }

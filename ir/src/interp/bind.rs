@@ -71,20 +71,22 @@ enum DimSolution {
 }
 
 fn solve_dim(dim: &Dim, extent: i64, bindings: &SymbolBindings) -> DimSolution {
-    let known = dim.substitute(&|s| bindings.get(s).map_or(Dim::from(s), Dim::from));
-    let symbol = match known.symbols().as_slice() {
+    let substituted = dim.substitute(&|s| bindings.get(s).map_or(Dim::from(s), Dim::from));
+    let symbol = match substituted.symbols().as_slice() {
         [] => return DimSolution::None,
-        [one] => *one,
+        [symbol] => *symbol,
         _ => return DimSolution::Open,
     };
-    let extents = [0, 1].map(|size| known.substitute(&|_| Dim::from(size)).as_const());
+    let extents = [0, 1].map(|size| substituted.substitute(&|_| Dim::from(size)).as_const());
     let [Some(zero), Some(one)] = extents else { return DimSolution::Open };
     let factor = one.saturating_sub(zero);
-    if factor == 0 || known != Dim::from(factor) * Dim::from(symbol) + Dim::from(zero) {
+    if factor == 0 || substituted != Dim::from(factor) * Dim::from(symbol) + Dim::from(zero) {
         return DimSolution::Open;
     }
     match extent.checked_sub(zero) {
-        Some(rest) if rest.checked_rem(factor) == Some(0) => DimSolution::Symbol(symbol, rest / factor),
+        Some(difference) if difference.checked_rem(factor) == Some(0) => {
+            DimSolution::Symbol(symbol, difference / factor)
+        }
         _ => DimSolution::None,
     }
 }
@@ -115,9 +117,9 @@ pub(super) fn check_input(
     let ty = graph.ty(value);
     if tensor.dtype() != ty.dtype {
         let expected = ty.dtype;
-        let found = tensor.dtype();
+        let dtype = tensor.dtype();
         let input = graph.value_name(value).to_string();
-        return Err(InterpError::InputDType { rank, input, expected, found });
+        return Err(InterpError::InputDType { rank, input, expected, found: dtype });
     }
     let expected: Option<Vec<i64>> = ty.shape.iter().map(|d| d.eval(bindings)).collect();
     let Some(expected) = expected else { return Err(extent_error(graph, bindings, value)) };
@@ -125,9 +127,9 @@ pub(super) fn check_input(
         return Ok(());
     }
     let dims = display_dims(graph, value);
-    let found = tensor.shape().to_vec();
+    let shape = tensor.shape().to_vec();
     let input = graph.value_name(value).to_string();
-    Err(InterpError::InputShape { rank, input, expected, dims, found })
+    Err(InterpError::InputShape { rank, input, expected, dims, found: shape })
 }
 
 /// The number of elements from which on memory is mapped on trial before a run.

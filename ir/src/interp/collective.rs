@@ -119,15 +119,15 @@ fn exchange_by_splits(operands: &[Vec<WideArray>]) -> Result<Vec<Vec<WideArray>>
     }
     let mut results = Vec::with_capacity(n);
     for rank in 0..n {
-        let counts: Vec<i64> = sent.iter().map(|to| to[rank] as i64).collect();
+        let counts: Vec<i64> = sent.iter().map(|sizes| sizes[rank] as i64).collect();
         let received = check_splits("rows received", capacity, &counts).map_err(|e| (rank, e))?;
         let mut pieces: Vec<WideArray> = (0..n)
             .map(|from| leading_rows(&operands[from][0], sent[from][..rank].iter().sum(), received[from]))
             .collect();
         let x = &operands[rank][0];
-        let mut rest = x.shape.clone();
-        rest[0] = capacity - received.iter().sum::<usize>();
-        pieces.push(full(Scalar::Int(0), x.dtype, &rest));
+        let mut padding_shape = x.shape.clone();
+        padding_shape[0] = capacity - received.iter().sum::<usize>();
+        pieces.push(full(Scalar::Int(0), x.dtype, &padding_shape));
         let packed = concat_leading(&pieces.iter().collect::<Vec<_>>()).map_err(|e| (rank, e))?;
         results.push(vec![packed, WideArray::from_ints(DType::I64, &[n], counts)]);
     }

@@ -78,8 +78,8 @@ impl Tolerance {
         let typical = typical_magnitude(expected);
         let moves = (0..expected.numel()).map(|i| (expected.get_f64(i), noisy.get_f64(i)));
         let finite = moves.filter(|(e, n)| e.is_finite() && n.is_finite() && e.abs() + typical > 0.0);
-        let most = finite.map(|(e, n)| (n - e).abs() / (e.abs() + typical)).fold(0.0, f64::max);
-        limit.with_relative((SPREAD_FACTOR * most).clamp(self.relative, limit.relative))
+        let max_deviation = finite.map(|(e, n)| (n - e).abs() / (e.abs() + typical)).fold(0.0, f64::max);
+        limit.with_relative((SPREAD_FACTOR * max_deviation).clamp(self.relative, limit.relative))
     }
 
     fn with_relative(self, relative: f64) -> Tolerance {
@@ -180,35 +180,38 @@ impl TensorComparison {
 
 impl fmt::Display for TensorComparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(what) = &self.type_mismatch {
-            return f.write_str(what);
+        if let Some(mismatch) = &self.type_mismatch {
+            return f.write_str(mismatch);
         }
         match (self.max_abs, self.of_tolerance) {
             (0.0, _) if self.beyond + self.sensitive == 0 => f.write_str("equal")?,
             (0.0, _) if self.sensitive == 0 => f.write_str("equal where both are numbers")?,
-            (most, share) if self.beyond == 0 => {
+            (largest, share) if self.beyond == 0 => {
                 write!(
                     f,
-                    "largest absolute difference {most:.2e}, at most {:.1} % of the tolerance",
+                    "largest absolute difference {largest:.2e}, at most {:.1} % of the tolerance",
                     100.0 * share
                 )?;
             }
-            (most, times) if times.is_finite() => {
-                write!(f, "largest absolute difference {most:.2e}, up to {times:.3e} times the tolerance")?;
+            (largest, times) if times.is_finite() => {
+                write!(
+                    f,
+                    "largest absolute difference {largest:.2e}, up to {times:.3e} times the tolerance"
+                )?;
             }
-            (most, _) => write!(f, "largest absolute difference {most:.2e}")?,
+            (largest, _) => write!(f, "largest absolute difference {largest:.2e}")?,
         }
         if self.overflowed > 0 {
             let some = self.overflowed;
-            let all = self.elements;
-            write!(f, ", {some} of {all} elements infinite or NaN, which the numerics class allows")?;
+            let total = self.elements;
+            write!(f, ", {some} of {total} elements infinite or NaN, which the numerics class allows")?;
         }
         if self.sensitive > 0 {
             let some = self.sensitive;
-            let all = self.elements;
+            let total = self.elements;
             write!(
                 f,
-                ", {some} of {all} elements beyond it, but no farther than noise on every rounding moves them"
+                ", {some} of {total} elements beyond it, but no farther than noise on every rounding moves them"
             )?;
         }
         if self.beyond > 0 {
@@ -289,7 +292,7 @@ fn compare_within(
         // The worst element is the one that exceeds its allowed difference the most; NaN is the worst.
         let excess = if within { difference / allowed } else { 1.0 + difference - allowed };
         let excess = if excess.is_nan() { f64::INFINITY } else { excess };
-        if worst.is_none_or(|(most, _)| excess > most) {
+        if worst.is_none_or(|(largest, _)| excess > largest) {
             worst = Some((excess, i));
         }
     }
@@ -408,13 +411,13 @@ mod tests {
         let nan = f64::NAN;
         let f16 = Tolerance { may_overflow: true, ..Tolerance::absolute(0.1) };
         let with = |found: f64, expected: f64, noisy: &[f64]| {
-            let found = f32s(&[found]);
+            let actual = f32s(&[found]);
             let expected = f32s(&[expected]);
             let mut spread = NoiseSpread::without_moves(&expected);
             for &x in noisy {
                 spread.widen(&expected, &f32s(&[x]));
             }
-            compare_with_spread(&found, &expected, f16, &spread)
+            compare_with_spread(&actual, &expected, f16, &spread)
         };
         let c = with(inf, 1e5, &[1e5, inf]);
         assert!(c.agrees() && c.overflowed == 1, "{c}");
@@ -455,20 +458,20 @@ mod tests {
     #[test]
     fn rounds_of_noise_look_at_elements_beyond_the_tolerance() {
         let expected = f32s(&[1.0, 2.0, 3.0, 4.0]);
-        let found = f32s(&[1.0, 2.5, 3.0, 5.0]);
+        let actual = f32s(&[1.0, 2.5, 3.0, 5.0]);
         let tolerance = Tolerance::absolute(0.1);
-        let mut spread = spread_of_beyond(&found, &expected, tolerance);
+        let mut spread = spread_of_beyond(&actual, &expected, tolerance);
         assert_eq!(spread.elements().collect::<Vec<_>>(), [1, 3]);
-        assert_eq!(count_unexplained(&spread, &found, &expected, tolerance), 2);
+        assert_eq!(count_unexplained(&spread, &actual, &expected, tolerance), 2);
         spread.widen(&expected, &f32s(&[9.0, 2.2, 9.0, 4.1]));
-        assert_eq!(count_unexplained(&spread, &found, &expected, tolerance), 1);
+        assert_eq!(count_unexplained(&spread, &actual, &expected, tolerance), 1);
         spread.widen(&expected, &f32s(&[1.0, 2.0, 3.0, 4.5]));
-        assert_eq!(count_unexplained(&spread, &found, &expected, tolerance), 0);
-        let c = compare_with_spread(&found, &expected, tolerance, &spread);
+        assert_eq!(count_unexplained(&spread, &actual, &expected, tolerance), 0);
+        let c = compare_with_spread(&actual, &expected, tolerance, &spread);
         assert!(c.agrees() && c.sensitive == 2, "{c}");
         // The spread does not cover an element that was within its tolerance.
-        let other = f32s(&[8.0, 2.5, 3.0, 5.0]);
-        assert_eq!(compare_with_spread(&other, &expected, tolerance, &spread).beyond, 1);
+        let worse = f32s(&[8.0, 2.5, 3.0, 5.0]);
+        assert_eq!(compare_with_spread(&worse, &expected, tolerance, &spread).beyond, 1);
     }
 
     #[test]
@@ -545,8 +548,8 @@ mod tests {
         for (dtype, last_place) in [(DType::F32, -23), (DType::F16, -10), (DType::BF16, -7)] {
             let step = 2f64.powi(last_place);
             let expected = floats(dtype, &[1.0, -1.5, step, 0.0, 2.0]);
-            let found = floats(dtype, &[1.0 + step, -1.5, 3.0 * step, -2.0 * step, 2.0 - 2.0 * step]);
-            assert!(passes(&found, &expected), "{dtype}");
+            let sums = floats(dtype, &[1.0 + step, -1.5, 3.0 * step, -2.0 * step, 2.0 - 2.0 * step]);
+            assert!(passes(&sums, &expected), "{dtype}");
         }
         // Adjacent numbers among the smallest ones.
         let [found, expected] = [[3_u16, 9], [4, 8]].map(|bits| {

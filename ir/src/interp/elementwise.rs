@@ -241,13 +241,13 @@ fn int_pow(base: i64, exponent: i64) -> i64 {
     }
     let mut out = 1i64;
     let mut square = base;
-    let mut rest = exponent;
-    while rest > 0 {
-        if rest & 1 == 1 {
+    let mut remaining = exponent;
+    while remaining > 0 {
+        if remaining & 1 == 1 {
             out = out.wrapping_mul(square);
         }
         square = square.wrapping_mul(square);
-        rest >>= 1;
+        remaining >>= 1;
     }
     out
 }

@@ -46,9 +46,9 @@ fn indexed_positions(x: &WideArray, axis: usize, indices: &[&WideArray]) -> Resu
     for (i, (index, stride)) in indices.iter().zip(strides(selected)).enumerate() {
         let resolved = resolve_indices(index, axis + i, selected[i])?;
         let mut next = within.iter_mut();
-        for_each_offset(&shape, [&broadcast_strides(&index.shape, &shape)], |[at]| {
+        for_each_offset(&shape, [&broadcast_strides(&index.shape, &shape)], |[offset]| {
             if let Some(w) = next.next() {
-                *w += resolved[at] * stride;
+                *w += resolved[offset] * stride;
             }
         });
     }
@@ -67,16 +67,16 @@ fn element_positions(x: &WideArray, index: &WideArray, axis: usize) -> Result<Ve
     for a in (0..x.shape.len()).filter(|&a| a != axis) {
         if index.shape[a] > x.shape[a] {
             let limit = x.shape[a];
-            let found = index.shape[a];
-            return Err(OpError::Extent { axis: a, what: "the extent of the index", limit, found });
+            let extent = index.shape[a];
+            return Err(OpError::Extent { axis: a, what: "the extent of the index", limit, found: extent });
         }
     }
     let resolved = resolve_indices(index, axis, x.shape[axis])?;
-    let mut others = strides(&x.shape);
-    let stride = std::mem::take(&mut others[axis]);
+    let mut outer_strides = strides(&x.shape);
+    let stride = std::mem::take(&mut outer_strides[axis]);
     let mut out = Vec::with_capacity(resolved.len());
-    for_each_offset(&index.shape, [&others, &strides(&index.shape)], |[base, at]| {
-        out.push(base + resolved[at] * stride)
+    for_each_offset(&index.shape, [&outer_strides, &strides(&index.shape)], |[base, element]| {
+        out.push(base + resolved[element] * stride)
     });
     Ok(out)
 }
@@ -125,7 +125,7 @@ fn write_elements(
 /// The number of terms of each element: the element itself and what is written to it.
 fn count_terms(elements: usize, places: &[(usize, usize)]) -> Vec<u32> {
     let mut counts = vec![1u32; elements];
-    places.iter().for_each(|&(place, _)| counts[place] += 1);
+    places.iter().for_each(|&(target, _)| counts[target] += 1);
     counts
 }
 

@@ -44,11 +44,11 @@ pub(super) fn grouped_matmul(
             let columns: Vec<f64> =
                 a.chunks_exact(k.max(1)).flat_map(|row| &row[start..end]).copied().collect();
             let size = x.shape[0] * n;
-            let part = multiply(&columns, &b[start * n..end * n], [x.shape[0], end - start, n]);
-            out[group * size..][..size].copy_from_slice(&part);
+            let product = multiply(&columns, &b[start * n..end * n], [x.shape[0], end - start, n]);
+            out[group * size..][..size].copy_from_slice(&product);
         } else {
-            let part = multiply(&a[start * k..end * k], &b[group * k * n..][..k * n], [end - start, k, n]);
-            out[start * n..end * n].copy_from_slice(&part);
+            let product = multiply(&a[start * k..end * k], &b[group * k * n..][..k * n], [end - start, k, n]);
+            out[start * n..end * n].copy_from_slice(&product);
         }
         start = end;
     }
@@ -114,16 +114,16 @@ pub(super) fn rotary(
     let sin = sin.as_floats()?;
     let mut out = v.to_vec();
     let mut row = 0;
-    for_each_offset(rows, [&starts], |[at]| {
+    for_each_offset(rows, [&starts], |[start]| {
         let from = &v[row * e..][..e];
-        let to = &mut out[row * e..][..e];
+        let out_row = &mut out[row * e..][..e];
         for pair in 0..width / 2 {
             let (i, j) = if interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + width / 2) };
-            let number = |element| at * numbers + if numbers == width { element } else { pair };
+            let number = |element| start * numbers + if numbers == width { element } else { pair };
             let product = |x: f64, y: f64| round_to_dtype(dtype, x * y);
-            to[i] =
+            out_row[i] =
                 round_to_dtype(dtype, product(from[i], cos[number(i)]) - product(from[j], sin[number(i)]));
-            to[j] =
+            out_row[j] =
                 round_to_dtype(dtype, product(from[j], cos[number(j)]) + product(from[i], sin[number(j)]));
         }
         row += 1;

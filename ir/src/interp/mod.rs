@@ -219,7 +219,7 @@ impl<'a> Interpreter<'a> {
             let operands: Vec<Vec<WideArray>> =
                 cell.iter().map(|&r| self.load_operands(r as usize, node)).collect::<Result<_, _>>()?;
             let results = exchange(&cell, &operands)
-                .map_err(|(at, e)| self.error(cell.get(at).map_or(0, |&r| r as usize), node, e))?;
+                .map_err(|(index, e)| self.error(cell.get(index).map_or(0, |&r| r as usize), node, e))?;
             for (&rank, out) in cell.iter().zip(results) {
                 self.store_results(rank as usize, node, out);
             }
@@ -247,11 +247,11 @@ impl<'a> Interpreter<'a> {
                 out.iter().map(|t| (t.dtype(), t.shape())).eq(results.iter().map(|r| (r.0, r.1.as_slice())))
             });
             if out.len() != ranks.len() || !all_fit {
-                let found: Vec<_> = out.iter().map(|o| format!("{o:?}")).collect();
+                let actual: Vec<_> = out.iter().map(|o| format!("{o:?}")).collect();
                 return Err(failed(format!(
                     "expected {results:?} on each of {} ranks, found {}",
                     ranks.len(),
-                    found.join("; ")
+                    actual.join("; ")
                 )));
             }
             Ok(out.iter().map(|o| o.iter().map(WideArray::from_tensor).collect()).collect())
@@ -321,9 +321,9 @@ impl<'a> Interpreter<'a> {
 fn check_groups(graph: &Graph, ranks: u32) -> Result<(), InterpError> {
     for group in graph.groups.values() {
         let GroupMembers::Cells(cells) = &group.members else { continue };
-        let mut all: Vec<u32> = cells.iter().flatten().copied().collect();
-        all.sort_unstable();
-        if !all.into_iter().eq(0..ranks) || cells.iter().any(|c| c.len() != cells[0].len()) {
+        let mut members: Vec<u32> = cells.iter().flatten().copied().collect();
+        members.sort_unstable();
+        if !members.into_iter().eq(0..ranks) || cells.iter().any(|c| c.len() != cells[0].len()) {
             return Err(InterpError::Cells { group: group.name.clone(), ranks, cells: cells.clone() });
         }
     }

@@ -77,19 +77,19 @@ pub(super) fn slice(x: &WideArray, axis: usize, start: i64, step: i64, shape: &[
 
 /// The start and the step of a slice that lies within an axis.
 fn check_slice(start: i64, step: i64, count: usize, extent: usize) -> Option<(usize, usize)> {
-    let last = i64::try_from(count).ok()?.checked_sub(1)?.checked_mul(step)?.checked_add(start)?;
+    let last_position = i64::try_from(count).ok()?.checked_sub(1)?.checked_mul(step)?.checked_add(start)?;
     (start >= 0 && step >= 1).then_some(())?;
     let start = usize::try_from(start).ok()?;
-    let last = usize::try_from(last).ok()?;
-    (last < extent).then_some((start, usize::try_from(step).ok()?))
+    let last_position = usize::try_from(last_position).ok()?;
+    (last_position < extent).then_some((start, usize::try_from(step).ok()?))
 }
 
 pub(super) fn concat(operands: &[&WideArray], axis: usize, shape: &[usize]) -> Result<WideArray> {
-    fn joined<T: Copy>(parts: &[&[T]], chunks: &[usize], outer: usize) -> Vec<T> {
-        let mut out = Vec::with_capacity(parts.iter().map(|p| p.len()).sum());
+    fn joined<T: Copy>(pieces: &[&[T]], chunks: &[usize], outer: usize) -> Vec<T> {
+        let mut out = Vec::with_capacity(pieces.iter().map(|p| p.len()).sum());
         for o in 0..outer {
-            for (part, chunk) in parts.iter().zip(chunks) {
-                out.extend_from_slice(&part[o * chunk..(o + 1) * chunk]);
+            for (piece, chunk) in pieces.iter().zip(chunks) {
+                out.extend_from_slice(&piece[o * chunk..(o + 1) * chunk]);
             }
         }
         out
@@ -98,11 +98,11 @@ pub(super) fn concat(operands: &[&WideArray], axis: usize, shape: &[usize]) -> R
     let chunks: Vec<usize> = operands.iter().map(|x| numel(&x.shape[axis..])).collect();
     let dtype = operands[0].dtype;
     if dtype.is_float() {
-        let parts: Vec<&[f64]> = operands.iter().map(|x| x.as_floats()).collect::<Result<_, _>>()?;
-        Ok(WideArray::from_floats(dtype, shape, joined(&parts, &chunks, outer)))
+        let pieces: Vec<&[f64]> = operands.iter().map(|x| x.as_floats()).collect::<Result<_, _>>()?;
+        Ok(WideArray::from_floats(dtype, shape, joined(&pieces, &chunks, outer)))
     } else {
-        let parts: Vec<&[i64]> = operands.iter().map(|x| x.as_ints()).collect::<Result<_, _>>()?;
-        Ok(WideArray::from_ints(dtype, shape, joined(&parts, &chunks, outer)))
+        let pieces: Vec<&[i64]> = operands.iter().map(|x| x.as_ints()).collect::<Result<_, _>>()?;
+        Ok(WideArray::from_ints(dtype, shape, joined(&pieces, &chunks, outer)))
     }
 }
 

@@ -70,7 +70,7 @@ impl RoundingNoise {
         let Some(reduced) = kind.reduce_op() else { return Ok(results) };
         let narrows = self.numerics.classes().any(NumericsClass::narrows_range);
         let is_f32 = operands.iter().all(|x| x.first().is_some_and(|x| x.dtype == DType::F32));
-        let part: fn(f64, f64) -> f64 = match reduced {
+        let one_sided: fn(f64, f64) -> f64 = match reduced {
             CollectiveReduceOp::Sum | CollectiveReduceOp::Avg => |x, sign| (x * sign).max(0.0),
             CollectiveReduceOp::Prod => |x, _| x.abs().max(1.0),
             CollectiveReduceOp::Max | CollectiveReduceOp::Min => return Ok(results),
@@ -85,18 +85,18 @@ impl RoundingNoise {
             _ => CollectiveKind::AllReduce(op),
         };
         let exchange_parts = |sign: f64| {
-            let mut parts = Vec::with_capacity(operands.len());
+            let mut one_sided_operands = Vec::with_capacity(operands.len());
             for arrays in operands {
                 let parts_of_rank = arrays.iter().map(|x| match &*x.data {
                     ArrayData::Float(elements) => {
-                        let elements = elements.iter().map(|&x| part(x, sign)).collect();
+                        let elements = elements.iter().map(|&x| one_sided(x, sign)).collect();
                         WideArray::from_floats(x.dtype, &x.shape, elements)
                     }
                     ArrayData::Int(_) => x.clone(),
                 });
-                parts.push(parts_of_rank.collect::<Vec<WideArray>>());
+                one_sided_operands.push(parts_of_rank.collect::<Vec<WideArray>>());
             }
-            collective::exchange(&kind, &parts)
+            collective::exchange(&kind, &one_sided_operands)
         };
         let positive = exchange_parts(1.0)?;
         let negative = exchange_parts(-1.0)?;

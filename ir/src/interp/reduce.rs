@@ -18,11 +18,11 @@ pub(super) fn reduce(
     shape: &[usize],
 ) -> Result<WideArray> {
     // The strides of the result as seen from the operand: 0 along the reduced axes.
-    let kept: Vec<usize> = (0..x.shape.len()).filter(|a| !axes.contains(a)).collect();
-    let dense = strides(&kept.iter().map(|&a| x.shape[a]).collect::<Vec<_>>());
-    let mut to = vec![0; x.shape.len()];
-    for (&axis, &stride) in kept.iter().zip(&dense) {
-        to[axis] = stride;
+    let kept_axes: Vec<usize> = (0..x.shape.len()).filter(|a| !axes.contains(a)).collect();
+    let dense = strides(&kept_axes.iter().map(|&a| x.shape[a]).collect::<Vec<_>>());
+    let mut out_strides = vec![0; x.shape.len()];
+    for (&axis, &stride) in kept_axes.iter().zip(&dense) {
+        out_strides[axis] = stride;
     }
     let from = strides(&x.shape);
     let n = numel(shape);
@@ -37,7 +37,7 @@ pub(super) fn reduce(
             ArrayData::Float(v) => v.iter().map(|&x| x != 0.0).collect(),
             ArrayData::Int(v) => v.iter().map(|&x| x != 0).collect(),
         };
-        for_each_offset(&x.shape, [&from, &to], |[i, o]| {
+        for_each_offset(&x.shape, [&from, &out_strides], |[i, o]| {
             out[o] = if any { out[o] | truth[i] } else { out[o] & truth[i] }
         });
         return Ok(WideArray::from_bools(shape, out.into_iter()));
@@ -46,7 +46,7 @@ pub(super) fn reduce(
         ArrayData::Float(v) => {
             let (start, f) = float_fold(op);
             let mut out = vec![start; n];
-            for_each_offset(&x.shape, [&from, &to], |[i, o]| out[o] = f(out[o], v[i]));
+            for_each_offset(&x.shape, [&from, &out_strides], |[i, o]| out[o] = f(out[o], v[i]));
             if op == ReductionKind::Mean {
                 out.iter_mut().for_each(|s| *s /= count as f64);
             }
@@ -56,7 +56,7 @@ pub(super) fn reduce(
             let (start, f) =
                 int_fold(op).ok_or(OpError::DType { expected: "floating-point", found: x.dtype })?;
             let mut out = vec![start; n];
-            for_each_offset(&x.shape, [&from, &to], |[i, o]| out[o] = f(out[o], v[i]));
+            for_each_offset(&x.shape, [&from, &out_strides], |[i, o]| out[o] = f(out[o], v[i]));
             Ok(WideArray::from_ints(dtype, shape, out))
         }
     }

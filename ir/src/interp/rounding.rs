@@ -137,11 +137,11 @@ fn carry_state(graph: &Graph, histories: &mut EntityMap<ValueId, RoundingHistory
 /// Whether a node rounds its result `k` to the dtype of that result.
 pub(super) fn is_rounded(graph: &Graph, node: &Node, k: usize) -> bool {
     let Some(&value) = node.outputs.get(k) else { return false };
-    let to = graph.ty(value).dtype;
-    let from = node.inputs.first().map_or(to, |&v| graph.ty(v).dtype);
-    to.is_float()
+    let result_dtype = graph.ty(value).dtype;
+    let from = node.inputs.first().map_or(result_dtype, |&v| graph.ty(v).dtype);
+    result_dtype.is_float()
         && matches!(
-            result_rounding(&node.op, k, from, to),
+            result_rounding(&node.op, k, from, result_dtype),
             RoundingEffect::Rounds | RoundingEffect::Accumulates | RoundingEffect::Jumps
         )
 }
@@ -172,7 +172,7 @@ fn result_rounding(op: &Op, result: usize, from: DType, to: DType) -> RoundingEf
         RoundingEffect::Converts => cast_rounding(from, to),
         RoundingEffect::Unknown if to.is_float() => RoundingEffect::Jumps,
         RoundingEffect::Unknown => RoundingEffect::Steps,
-        known => known,
+        rounding => rounding,
     }
 }
 

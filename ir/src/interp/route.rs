@@ -44,18 +44,18 @@ fn route_on_rank(
     let (tokens, k) = (ids.shape[0], ids.shape[1]);
     let own_tokens = tokens / ranks;
     let experts = ids.as_ints()?;
-    let last = route.experts - 1;
-    if let Some(slot) = experts.iter().position(|&id| id < -1 || id > i64::from(last)) {
-        return Err(OpError::ExpertId { id: experts[slot], slot, last });
+    let last_expert = route.experts - 1;
+    if let Some(slot) = experts.iter().position(|&id| id < -1 || id > i64::from(last_expert)) {
+        return Err(OpError::ExpertId { id: experts[slot], slot, last: last_expert });
     }
     let mut rows: Vec<Option<RoutedRow>> = vec![None; experts.len()];
     let mut received = Vec::with_capacity(ranks);
     for rank in 0..ranks {
         let rows = receive_rows(route, ranks, rank, k, capacity, experts, &mut rows)?;
         received.push(rows);
-        let found = received[rank].slots.len();
-        if found > capacity {
-            return Err(OpError::Capacity { rank, found, capacity });
+        let row_count = received[rank].slots.len();
+        if row_count > capacity {
+            return Err(OpError::Capacity { rank, found: row_count, capacity });
         }
     }
     let global = |row: &Option<RoutedRow>| row.map_or(-1, |r| (r.rank * capacity + r.row) as i64);
@@ -105,15 +105,15 @@ fn receive_rows(
                 out.slots.push(slot as i64);
             }
         }
-        let found = out.slots.len() - start;
-        out.counts.push(found as i64);
-        if let Some(most) = route.section_capacity(ranks, capacity) {
-            if found > most {
+        let row_count = out.slots.len() - start;
+        out.counts.push(row_count as i64);
+        if let Some(max_rows) = route.section_capacity(ranks, capacity) {
+            if row_count > max_rows {
                 let expert = rank * local + section;
-                return Err(OpError::ExpertCapacity { expert, found, capacity: most });
+                return Err(OpError::ExpertCapacity { expert, found: row_count, capacity: max_rows });
             }
             out.ends.push(out.slots.len() as i64);
-            out.slots.resize(start + most, -1);
+            out.slots.resize(start + max_rows, -1);
         } else {
             let end = out.slots.len().next_multiple_of(route.align as usize);
             out.slots.resize(end, -1);
@@ -135,11 +135,11 @@ pub(super) fn dispatch_rows(operands: &[Vec<WideArray>]) -> Result<Vec<Vec<WideA
 fn dispatch_on_rank(operands: &[Vec<WideArray>], own: &[WideArray]) -> Result<Vec<WideArray>> {
     let (x, slots, all_rows) = (&own[0], own[1].as_ints()?, &own[2]);
     let (tokens, width, k) = (x.shape[0], x.shape[1], all_rows.shape[1]);
-    let last = (operands.len() * tokens * k) as i64 - 1;
+    let last_slot = (operands.len() * tokens * k) as i64 - 1;
     let mut sources = Vec::with_capacity(slots.len());
     for (position, &slot) in slots.iter().enumerate() {
-        if slot > last {
-            return Err(OpError::Row { what: "slot", found: slot, position, last });
+        if slot > last_slot {
+            return Err(OpError::Row { what: "slot", found: slot, position, last: last_slot });
         }
         let token = usize::try_from(slot).ok().map(|slot| slot / k);
         sources.push(token.map(|token| (token / tokens, token % tokens)));
@@ -155,8 +155,8 @@ fn gather_rows(
     width: usize,
 ) -> Result<WideArray> {
     let rows_per_rank = x.shape[0];
-    let all: Vec<&WideArray> = operands.iter().map(|o| &o[0]).collect();
-    let joined = super::movement::concat(&all, 0, &[rows_per_rank * all.len(), width])?;
+    let first_operands: Vec<&WideArray> = operands.iter().map(|o| &o[0]).collect();
+    let joined = super::movement::concat(&first_operands, 0, &[rows_per_rank * first_operands.len(), width])?;
     let positions: Vec<usize> = sources
         .iter()
         .flat_map(|source| {
@@ -181,10 +181,10 @@ pub(super) fn combine_rows(operands: &[Vec<WideArray>]) -> Result<Vec<Vec<WideAr
 fn combine_on_rank(operands: &[Vec<WideArray>], own: &[WideArray]) -> Result<Vec<WideArray>> {
     let ranks = operands.len();
     check_rows(own, ranks)?;
-    let all = 0..own[1].shape[0];
+    let all_tokens = 0..own[1].shape[0];
     let mut sums = Vec::with_capacity(ranks);
     for (rank, of_rank) in operands.iter().enumerate() {
-        sums.push(sum_rows(&of_rank[0], rank, own, all.clone())?);
+        sums.push(sum_rows(&of_rank[0], rank, own, all_tokens.clone())?);
     }
     Ok(vec![add_in_order(&own[0], own[1].shape[0], sums)])
 }
@@ -198,30 +198,31 @@ pub(super) fn reduce_rows(operands: &[Vec<WideArray>]) -> Result<Vec<Vec<WideArr
     for (rank, own) in operands.iter().enumerate() {
         let mut row = Vec::with_capacity(ranks);
         check_rows(own, ranks).map_err(|e| (rank, e))?;
-        for to in 0..ranks {
-            let part = to * tokens..(to + 1) * tokens;
-            row.push(sum_rows(&own[0], rank, own, part).map_err(|e| (rank, e))?);
+        for target in 0..ranks {
+            let token_range = target * tokens..(target + 1) * tokens;
+            row.push(sum_rows(&own[0], rank, own, token_range).map_err(|e| (rank, e))?);
         }
         sums.push(row);
     }
     let mut out = Vec::with_capacity(ranks);
-    for (to, own) in operands.iter().enumerate() {
+    for (target, own) in operands.iter().enumerate() {
         let x = &own[0];
-        let others = (1..ranks).flat_map(|by| sums[(to + by) % ranks][to].iter().copied()).collect();
-        let others =
-            WideArray::from_floats(x.dtype.compute_dtype(), &[(ranks - 1) * tokens, x.shape[1]], others);
-        let received = sums.iter().map(|row| row[to].clone()).collect();
-        out.push(vec![add_in_order(x, tokens, received), others]);
+        let other_sums =
+            (1..ranks).flat_map(|by| sums[(target + by) % ranks][target].iter().copied()).collect();
+        let other_sums =
+            WideArray::from_floats(x.dtype.compute_dtype(), &[(ranks - 1) * tokens, x.shape[1]], other_sums);
+        let received = sums.iter().map(|row| row[target].clone()).collect();
+        out.push(vec![add_in_order(x, tokens, received), other_sums]);
     }
     Ok(out)
 }
 
 /// Checks the rows of a combination on one of some ranks.
 fn check_rows(own: &[WideArray], ranks: usize) -> Result<()> {
-    let last = (ranks * own[0].shape[0]) as i64 - 1;
+    let last_row = (ranks * own[0].shape[0]) as i64 - 1;
     for (position, &row) in own[1].as_ints()?.iter().enumerate() {
-        if row > last {
-            return Err(OpError::Row { what: "row", found: row, position, last });
+        if row > last_row {
+            return Err(OpError::Row { what: "row", found: row, position, last: last_row });
         }
     }
     Ok(())

@@ -85,9 +85,14 @@ impl<'a> SeededInputs<'a> {
         self.generate(id, rank, usize::MAX)
     }
 
-    /// The first elements of a float input on a rank, at most `most`, along one axis; other inputs in full.
-    pub fn generate_sample(&self, id: InputId, rank: u32, most: usize) -> Result<Arc<Tensor>, InterpError> {
-        self.generate(id, rank, most)
+    /// The first elements of a float input on a rank, at most `max_elements`, along one axis; other inputs in full.
+    pub fn generate_sample(
+        &self,
+        id: InputId,
+        rank: u32,
+        max_elements: usize,
+    ) -> Result<Arc<Tensor>, InterpError> {
+        self.generate(id, rank, max_elements)
     }
 
     /// One past the largest integer that an input may contain if it is an index; `None` if it is no index.
@@ -115,7 +120,7 @@ impl<'a> SeededInputs<'a> {
         }
     }
 
-    fn generate(&self, id: InputId, rank: u32, most: usize) -> Result<Arc<Tensor>, InterpError> {
+    fn generate(&self, id: InputId, rank: u32, max_elements: usize) -> Result<Arc<Tensor>, InterpError> {
         let SeededInputs { graph, bindings, config, users } = self;
         let input = &graph.inputs[id];
         if input.kind == InputKind::Constant {
@@ -146,7 +151,7 @@ impl<'a> SeededInputs<'a> {
                     _ if is_factor(graph, users, input.value) => (1.0, 0.1),
                     _ => (0.0, 0.1),
                 };
-                let elements: Vec<f64> = (0..numel(&shape).min(most))
+                let elements: Vec<f64> = (0..numel(&shape).min(max_elements))
                     .map(|_| round_to_dtype(dtype, center + spread * random.symmetric_unit()))
                     .collect();
                 let shape = if elements.len() < numel(&shape) { vec![elements.len()] } else { shape };
@@ -225,9 +230,9 @@ fn values_sharing_elements(
     users: &EntityMap<ValueId, Vec<NodeId>>,
     value: ValueId,
 ) -> Vec<ValueId> {
-    let mut seen = EntityMap::filled(false, graph.values.len());
+    let mut visited = EntityMap::filled(false, graph.values.len());
     let mut out = vec![value];
-    seen[value] = true;
+    visited[value] = true;
     let mut next = 0;
     while next < out.len() {
         let v = out[next];
@@ -243,8 +248,8 @@ fn values_sharing_elements(
                     _ => false,
                 }
             });
-            if let Some(&result) = node.outputs.first().filter(|&&r| carries && !seen[r]) {
-                seen[result] = true;
+            if let Some(&result) = node.outputs.first().filter(|&&r| carries && !visited[r]) {
+                visited[result] = true;
                 out.push(result);
             }
         }
@@ -255,9 +260,9 @@ fn values_sharing_elements(
 /// Whether a collective takes the value as operand, directly, moved or changed element by element, and the
 /// value selects no elements.
 fn is_collective_operand(graph: &Graph, users: &EntityMap<ValueId, Vec<NodeId>>, value: ValueId) -> bool {
-    let mut seen = EntityMap::filled(false, graph.values.len());
+    let mut visited = EntityMap::filled(false, graph.values.len());
     let mut reached = vec![value];
-    seen[value] = true;
+    visited[value] = true;
     let mut is_operand = false;
     let mut next = 0;
     while let Some(&v) = reached.get(next) {
@@ -272,7 +277,7 @@ fn is_collective_operand(graph: &Graph, users: &EntityMap<ValueId, Vec<NodeId>>,
                     _ if node.op.as_collective().is_some() => is_operand = true,
                     Element | Kept | Moved | Selected | Updated { .. } | Stored => {
                         let results =
-                            node.outputs.iter().filter(|&&r| !std::mem::replace(&mut seen[r], true));
+                            node.outputs.iter().filter(|&&r| !std::mem::replace(&mut visited[r], true));
                         reached.extend(results);
                     }
                     Absent | Row | Combined | Matrices | Unknown => {}

@@ -57,11 +57,11 @@ impl NoiseSpread {
 
     /// Adds one run with noise. Returns whether an element moved farther than before.
     pub fn widen(&mut self, expected: &Tensor, noisy: &Tensor) -> bool {
-        let all = expected.numel().min(noisy.numel());
+        let count = expected.numel().min(noisy.numel());
         let mut wider = false;
         for (k, moves) in self.moves.iter_mut().enumerate() {
             let i = self.elements.as_ref().map_or(k, |elements| elements[k]);
-            if i < all {
+            if i < count {
                 let before = *moves;
                 moves.widen(expected, noisy, i);
                 wider |= *moves != before;
@@ -76,32 +76,33 @@ impl NoiseSpread {
     }
 
     fn element_spread(&self, element: usize) -> Option<&ElementSpread> {
-        let at = match &self.elements {
+        let index = match &self.elements {
             Some(elements) => elements.binary_search(&element).ok()?,
             None => element,
         };
-        self.moves.get(at)
+        self.moves.get(index)
     }
 
     /// Whether noise explains the element that was found.
-    pub(super) fn explains(&self, element: usize, found: &Tensor, expected: &Tensor) -> bool {
+    pub(super) fn explains(&self, element: usize, actual: &Tensor, expected: &Tensor) -> bool {
         let Some(moves) = self.element_spread(element) else { return false };
-        if !found.dtype().is_float() {
-            return distance(found, expected, element) <= SPREAD_FACTOR * moves.largest_move;
+        if !actual.dtype().is_float() {
+            return distance(actual, expected, element) <= SPREAD_FACTOR * moves.largest_move;
         }
-        let found = found.get_f64(element);
+        let actual = actual.get_f64(element);
         let expected = expected.get_f64(element);
-        match (found.is_finite(), expected.is_finite()) {
-            (false, _) => moves.explains_nonfinite(found),
+        match (actual.is_finite(), expected.is_finite()) {
+            (false, _) => moves.explains_nonfinite(actual),
             // Values on the way to an infinity that was seen are possible, too.
             (true, true) => {
-                let beyond = if found > expected { POSITIVE_INFINITE_CLASS } else { NEGATIVE_INFINITE_CLASS };
-                (found - expected).abs() <= SPREAD_FACTOR * moves.largest_move || moves.classes & beyond != 0
+                let beyond =
+                    if actual > expected { POSITIVE_INFINITE_CLASS } else { NEGATIVE_INFINITE_CLASS };
+                (actual - expected).abs() <= SPREAD_FACTOR * moves.largest_move || moves.classes & beyond != 0
             }
             (true, false) if moves.classes & FINITE_CLASS == 0 => false,
-            (true, false) if expected.is_nan() => found.abs() <= SPREAD_FACTOR * moves.largest_move,
+            (true, false) if expected.is_nan() => actual.abs() <= SPREAD_FACTOR * moves.largest_move,
             (true, false) => {
-                found.signum() == expected.signum() && found.abs() * SPREAD_FACTOR >= moves.largest_move
+                actual.signum() == expected.signum() && actual.abs() * SPREAD_FACTOR >= moves.largest_move
             }
         }
     }

@@ -205,12 +205,12 @@ impl CollectiveLimits {
 }
 
 /// The path of a limit that is 0.
-fn find_zero_field(value: &serde_json::Value, at: &str) -> Option<String> {
+fn find_zero_field(value: &serde_json::Value, path: &str) -> Option<String> {
     match value {
         serde_json::Value::Object(fields) => {
-            fields.iter().find_map(|(name, v)| find_zero_field(v, &format!("{at}.{name}")))
+            fields.iter().find_map(|(name, v)| find_zero_field(v, &format!("{path}.{name}")))
         }
-        value => (value.as_u64() == Some(0)).then(|| at.to_string()),
+        value => (value.as_u64() == Some(0)).then(|| path.to_string()),
     }
 }
 
@@ -254,24 +254,24 @@ impl DispatchCapabilities {
 impl ProductLimits {
     /// Whether one kernel computes these products no slower than the library, for this number of rows and any
     /// smaller number, on a machine with `multiprocessors` multiprocessors.
-    pub fn is_profitable(&self, of: &ProductShape, multiprocessors: u32) -> bool {
+    pub fn is_profitable(&self, product: &ProductShape, multiprocessors: u32) -> bool {
         // Split-K is not used for few rows.
-        let few = self.split_k.map_or(of.rows, |p| u64::from(p.rows).saturating_sub(1));
-        [of.rows, of.rows.min(few)].into_iter().all(|rows| {
-            let of = ProductShape { rows, ..*of };
-            self.is_profitable_with_split_k(&of, multiprocessors)
-                || self.is_profitable_with_full_k(&of, multiprocessors)
+        let unsplit_rows = self.split_k.map_or(product.rows, |p| u64::from(p.rows).saturating_sub(1));
+        [product.rows, product.rows.min(unsplit_rows)].into_iter().all(|rows| {
+            let product = ProductShape { rows, ..*product };
+            self.is_profitable_with_split_k(&product, multiprocessors)
+                || self.is_profitable_with_full_k(&product, multiprocessors)
         })
     }
 
-    /// The maximum number of rows with which they are profitable; 0 if they never are. The rows of `of` are
-    /// ignored.
-    pub fn max_profitable_rows(&self, of: &ProductShape, multiprocessors: u32) -> u64 {
+    /// The maximum number of rows with which they are profitable; 0 if they never are. The rows of
+    /// `product` are ignored.
+    pub fn max_profitable_rows(&self, product: &ProductShape, multiprocessors: u32) -> u64 {
         let mut low = 0;
         let mut high = u64::from(self.rows);
         while low < high {
             let rows = low + (high - low).div_ceil(2);
-            if self.is_profitable(&ProductShape { rows, ..*of }, multiprocessors) {
+            if self.is_profitable(&ProductShape { rows, ..*product }, multiprocessors) {
                 low = rows
             } else {
                 high = rows - 1
@@ -282,36 +282,36 @@ impl ProductLimits {
 
     /// As [`is_profitable`](Self::is_profitable), if each multiprocessor has columns with all of K. The library
     /// is faster if there are many rows for the number of columns.
-    pub fn is_profitable_with_full_k(&self, of: &ProductShape, multiprocessors: u32) -> bool {
-        let (waves, columns) = self.waves_and_columns(of, multiprocessors);
+    pub fn is_profitable_with_full_k(&self, product: &ProductShape, multiprocessors: u32) -> bool {
+        let (waves, columns) = self.waves_and_columns(product, multiprocessors);
         // The library would compute one product after another.
-        let most_rows = if of.count == 1 { columns * 9 / 10 } else { columns * 5 / 4 };
-        self.fits(of)
+        let most_rows = if product.count == 1 { columns * 9 / 10 } else { columns * 5 / 4 };
+        self.fits(product)
             && waves <= u64::from(self.waves)
-            && of.rows <= most_rows
-            && self.has_enough_columns_for_k(columns, of.k)
+            && product.rows <= most_rows
+            && self.has_enough_columns_for_k(columns, product.k)
     }
 
-    pub fn waves_and_columns(&self, of: &ProductShape, multiprocessors: u32) -> (u64, u64) {
-        let all = of.columns.saturating_mul(of.count);
+    pub fn waves_and_columns(&self, product: &ProductShape, multiprocessors: u32) -> (u64, u64) {
+        let total_columns = product.columns.saturating_mul(product.count);
         let multiprocessors = u64::from(multiprocessors.max(1));
-        let waves = all.div_ceil(multiprocessors * u64::from(self.columns)).max(1);
-        (waves, all.div_ceil(multiprocessors * waves).next_multiple_of(8))
+        let waves = total_columns.div_ceil(multiprocessors * u64::from(self.columns)).max(1);
+        (waves, total_columns.div_ceil(multiprocessors * waves).next_multiple_of(8))
     }
 
     /// As [`is_profitable`](Self::is_profitable), by split-K.
-    pub fn is_profitable_with_split_k(&self, of: &ProductShape, multiprocessors: u32) -> bool {
+    pub fn is_profitable_with_split_k(&self, product: &ProductShape, multiprocessors: u32) -> bool {
         let Some(split_k) = self.split_k.filter(|_| multiprocessors > 1) else { return false };
-        let each = of.columns.div_ceil(u64::from(multiprocessors / 2)).next_multiple_of(8);
-        let columns = each.saturating_mul(of.count);
-        let most_rows = if of.count == 1 { columns } else { columns * 5 / 4 };
-        let rows = of.rows >= u64::from(split_k.rows) && of.rows <= most_rows;
-        let fits = self.fits(of) && rows && of.k >= u64::from(split_k.k);
-        fits && columns <= u64::from(split_k.columns) && self.has_enough_columns_for_k(columns, of.k)
+        let each = product.columns.div_ceil(u64::from(multiprocessors / 2)).next_multiple_of(8);
+        let columns = each.saturating_mul(product.count);
+        let most_rows = if product.count == 1 { columns } else { columns * 5 / 4 };
+        let rows = product.rows >= u64::from(split_k.rows) && product.rows <= most_rows;
+        let fits = self.fits(product) && rows && product.k >= u64::from(split_k.k);
+        fits && columns <= u64::from(split_k.columns) && self.has_enough_columns_for_k(columns, product.k)
     }
 
-    fn fits(&self, of: &ProductShape) -> bool {
-        (1..=u64::from(self.products)).contains(&of.count) && of.rows <= u64::from(self.rows)
+    fn fits(&self, product: &ProductShape) -> bool {
+        (1..=u64::from(self.products)).contains(&product.count) && product.rows <= u64::from(self.rows)
     }
 
     /// Whether stages of this many columns amortise their fixed cost, for this K.

@@ -71,15 +71,15 @@ impl MachineProfile {
         let full = f64::from(timeline::FULL_RATE);
         let rates = sum_bytes_by_kind(collectives)
             .into_iter()
-            .map(|same| self.concurrent_rate(same.kind, variant, ranks));
-        let (taken, rate) = match self.occupied_compute_share_of_collectives(collectives, variant, ranks) {
-            Some(taken) => (taken * full, rates.fold(1.0, f64::min) * full),
+            .map(|summed| self.concurrent_rate(summed.kind, variant, ranks));
+        let (share, rate) = match self.occupied_compute_share_of_collectives(collectives, variant, ranks) {
+            Some(share) => (share * full, rates.fold(1.0, f64::min) * full),
             None => (0.0, full),
         };
         let time = timeline::us_to_ns(us);
-        let taken = taken as u32;
+        let share = share as u32;
         let rate = rate as u32;
-        Some(TimedStep { communicates: true, compute_share: taken, rate, ..TimedStep::compute(time) })
+        Some(TimedStep { communicates: true, compute_share: share, rate, ..TimedStep::compute(time) })
     }
 
     /// The estimated microseconds that a collective adds to a run in which `concurrent_us` of compute can
@@ -111,10 +111,10 @@ impl MachineProfile {
         if hidden == 0.0 {
             return Some(us);
         }
-        let Some(taken) = self.occupied_compute_share_of_collectives(collectives, variant, ranks) else {
+        let Some(share) = self.occupied_compute_share_of_collectives(collectives, variant, ranks) else {
             return Some(us);
         };
-        Some(us - hidden + hidden * taken)
+        Some(us - hidden + hidden * share)
     }
 
     /// The share of its time that a step of collectives takes from concurrent computation.
@@ -124,12 +124,12 @@ impl MachineProfile {
         variant: CollectiveVariant,
         ranks: u32,
     ) -> Option<f64> {
-        let mut most = 0.0;
-        for same in sum_bytes_by_kind(collectives) {
-            let taken = self.occupied_compute_share(same.kind, variant, same.bytes, ranks)?;
-            most = f64::max(most, taken);
+        let mut max_share = 0.0;
+        for summed in sum_bytes_by_kind(collectives) {
+            let share = self.occupied_compute_share(summed.kind, variant, summed.bytes, ranks)?;
+            max_share = f64::max(max_share, share);
         }
-        Some(most)
+        Some(max_share)
     }
 }
 
@@ -153,10 +153,10 @@ mod tests {
             for bytes in [1, 1 << 10, 100_000, 1 << 20, 1 << 29] {
                 for exit in [Some(false), Some(true)] {
                     let several = p.estimate_collectives(&[(kind, bytes)], CollectiveVariant::Pull, exit, 4);
-                    let alone = p
+                    let single = p
                         .estimate_collective(kind, CollectiveVariant::Pull, exit, bytes, 4)
                         .expect("a curve");
-                    assert_eq!(several, Some(alone), "{bytes}");
+                    assert_eq!(several, Some(single), "{bytes}");
                 }
             }
         }
@@ -192,11 +192,11 @@ mod tests {
     #[test]
     fn several_collectives_slow_computation_like_one_of_all_bytes() {
         let p = profile();
-        let all = [(&GATHER, 1u64 << 20); 8];
-        let several = p.timed_collectives(&all, CollectiveVariant::Push, None, 4).expect("curves");
-        let one =
+        let gathers = [(&GATHER, 1u64 << 20); 8];
+        let several = p.timed_collectives(&gathers, CollectiveVariant::Push, None, 4).expect("curves");
+        let joined =
             p.timed_collectives(&[(&GATHER, 8 << 20)], CollectiveVariant::Push, None, 4).expect("a curve");
-        assert_eq!((several.compute_share, several.rate), (one.compute_share, one.rate));
-        assert!(several.communicates && several.time > one.time);
+        assert_eq!((several.compute_share, several.rate), (joined.compute_share, joined.rate));
+        assert!(several.communicates && several.time > joined.time);
     }
 }

@@ -24,10 +24,10 @@ impl ContentionMeasurement {
         if self.ranks < 2 {
             return Some(format!("{} ranks, expected at least 2", self.ranks));
         }
-        for (name, value, least) in [("taken", self.taken, 0.0), ("rate", self.rate, 0.01)] {
-            let valid = value >= least && value <= 1.0;
+        for (name, value, min) in [("taken", self.taken, 0.0), ("rate", self.rate, 0.01)] {
+            let valid = value >= min && value <= 1.0;
             if !valid {
-                return Some(format!("{name}: expected {least} to 1, found {value}"));
+                return Some(format!("{name}: expected {min} to 1, found {value}"));
             }
         }
         None

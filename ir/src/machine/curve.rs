@@ -134,9 +134,9 @@ mod written {
         fn try_from(curve: CurveFields) -> Result<super::CollectiveCurve, String> {
             let CurveFields { collective, variant, exit, ranks, provenance, note, points, spread, blocks } =
                 curve;
-            let unknown = |what: &str, expected: String| {
+            let unknown = |field: &str, expected: String| {
                 let curve = describe_curve(&collective, &variant, exit, ranks);
-                format!("curve {curve}: unknown {what}, expected {expected}")
+                format!("curve {curve}: unknown {field}, expected {expected}")
             };
             let collective = CollectiveName::from_name(&collective).ok_or_else(|| {
                 let names: Vec<&str> = CollectiveName::ALL.iter().map(|c| c.name()).collect();
@@ -195,9 +195,9 @@ pub(super) fn check_points(points: &[(u64, f64)]) -> Result<(), String> {
             return Err(format!("the bytes must ascend, found {bytes} after {before}"));
         }
         if !ALLOWED_NUMBERS.contains(&us) {
-            let least = ALLOWED_NUMBERS.start();
-            let most = ALLOWED_NUMBERS.end();
-            return Err(format!("{us:e} µs at {bytes} bytes, expected {least:e} to {most:e} µs"));
+            let min = ALLOWED_NUMBERS.start();
+            let max = ALLOWED_NUMBERS.end();
+            return Err(format!("{us:e} µs at {bytes} bytes, expected {min:e} to {max:e} µs"));
         }
     }
     Ok(())
@@ -224,8 +224,8 @@ mod tests {
                 "points": [[1000, 5.0], [2000, 6.0]], "blocks": [8, 32]}"#,
         )
         .expect("a curve");
-        let found = [1, 1000, 1999, 2000, 1 << 40].map(|bytes| curve.blocks_at(bytes));
-        assert_eq!(found, [8, 8, 8, 32, 32].map(Some));
+        let blocks = [1, 1000, 1999, 2000, 1 << 40].map(|bytes| curve.blocks_at(bytes));
+        assert_eq!(blocks, [8, 8, 8, 32, 32].map(Some));
         curve.blocks.clear();
         assert_eq!(curve.blocks_at(1000), None);
     }

@@ -170,17 +170,17 @@ impl MachineProfile {
         if let Some(field) = zero_field.or_else(|| profile.dispatches.find_zero_limit()) {
             return Err(ProfileError::Zero { name: profile.name, field });
         }
-        if let Some((field, found)) = profile.throughput.as_ref().and_then(Throughput::find_invalid_field) {
-            return Err(ProfileError::Throughput { name: profile.name, field, found });
+        if let Some((field, value)) = profile.throughput.as_ref().and_then(Throughput::find_invalid_field) {
+            return Err(ProfileError::Throughput { name: profile.name, field, found: value });
         }
         if let Some((field, message)) = profile.invalid_measurement() {
             return Err(ProfileError::Measurement { name: profile.name, field, message });
         }
         curve::check_points(&profile.copy.points).map_err(|m| error("copy".into(), m))?;
         for (i, curve) in profile.curves.iter().enumerate() {
-            let known = profile.curves[..i].iter().any(|c| c.key() == curve.key());
+            let is_duplicate = profile.curves[..i].iter().any(|c| c.key() == curve.key());
             let checked =
-                if known { Err("the curve is a duplicate".to_string()) } else { check_curve(curve) };
+                if is_duplicate { Err("the curve is a duplicate".to_string()) } else { check_curve(curve) };
             checked.map_err(|m| error(curve.to_string(), m))?;
         }
         Ok(profile)
@@ -228,8 +228,8 @@ impl MachineProfile {
             return None;
         }
         let curve = self.nearest_curve(kind, variant, exit, ranks)?;
-        let known = curve.points.last().is_some_and(|&(most, _)| bytes <= most);
-        (known || variant != CollectiveVariant::Ll).then(|| model::scale_to_ranks(curve, bytes, ranks))
+        let is_measured = curve.points.last().is_some_and(|&(max_bytes, _)| bytes <= max_bytes);
+        (is_measured || variant != CollectiveVariant::Ll).then(|| model::scale_to_ranks(curve, bytes, ranks))
     }
 
     /// The share of its time that a collective takes from concurrent computation. `None` if the number of
@@ -258,9 +258,9 @@ impl MachineProfile {
         ranks: u32,
     ) -> Option<f64> {
         let multiprocessors = self.multiprocessors?;
-        let most = self.max_blocks(kind, variant, bytes, ranks);
+        let max_blocks = self.max_blocks(kind, variant, bytes, ranks);
         let name = kind.collective_name();
-        Some(model::occupied_compute_share(name, variant, bytes, ranks, most, multiprocessors))
+        Some(model::occupied_compute_share(name, variant, bytes, ranks, max_blocks, multiprocessors))
     }
 
     /// The rate of a collective next to computation that fills the machine.
@@ -276,9 +276,9 @@ impl MachineProfile {
         variant: CollectiveVariant,
         ranks: u32,
     ) -> Option<&ContentionMeasurement> {
-        let of =
+        let measurements =
             self.contention.iter().filter(|c| (c.collective, c.variant) == (kind.measured_as(), variant));
-        of.min_by_key(|c| (c.ranks.abs_diff(ranks), c.ranks))
+        measurements.min_by_key(|c| (c.ranks.abs_diff(ranks), c.ranks))
     }
 
     /// The curve that [`estimate_collective`](Self::estimate_collective) reads: the curve for `ranks` ranks, or
@@ -319,12 +319,13 @@ impl MachineProfile {
 
     /// The variants that have a curve for collectives of this kind, in order of [`CollectiveVariant::ALL`].
     pub fn supported_variants(&self, kind: &CollectiveKind) -> Vec<CollectiveVariant> {
-        let all = CollectiveVariant::ALL.iter().copied();
-        all.filter(|&variant| {
-            let curve = self.nearest_curve(kind, variant, None, 2);
-            curve.or(self.nearest_curve(kind, variant, Some(false), 2)).is_some()
-        })
-        .collect()
+        let variants = CollectiveVariant::ALL.iter().copied();
+        variants
+            .filter(|&variant| {
+                let curve = self.nearest_curve(kind, variant, None, 2);
+                curve.or(self.nearest_curve(kind, variant, Some(false), 2)).is_some()
+            })
+            .collect()
     }
 
     /// The estimated time in microseconds of copying `bytes` within the memory of one rank; 0 for no bytes.
@@ -398,18 +399,18 @@ mod tests {
                     }
                     for bytes in [1, 1 << 12, 1 << 20, 1 << 30] {
                         let estimate = |exit| profile.estimate_collective(&kind, variant, exit, bytes, 4);
-                        let what = format!("{name} {} {variant} {bytes}", kind.name());
+                        let label = format!("{name} {} {variant} {bytes}", kind.name());
                         if variant == CollectiveVariant::Ll && bytes > 1 << 20 {
-                            assert_eq!(estimate(None), None, "{what}");
+                            assert_eq!(estimate(None), None, "{label}");
                             continue;
                         }
-                        assert!(estimate(None).is_some_and(|us| us > 0.0), "{what}");
+                        assert!(estimate(None).is_some_and(|us| us > 0.0), "{label}");
                         // Beyond the measured sizes two measured slopes may cross.
-                        assert!(bytes > 1 << 20 || estimate(Some(false)) <= estimate(Some(true)), "{what}");
+                        assert!(bytes > 1 << 20 || estimate(Some(false)) <= estimate(Some(true)), "{label}");
                         assert!(
                             exit == ExitBarrierPolicy::Droppable
                                 || estimate(Some(false)) == estimate(Some(true)),
-                            "{what}"
+                            "{label}"
                         );
                     }
                 }
@@ -515,11 +516,11 @@ mod tests {
         numbers(&text["dispatches"], "/dispatches", &mut paths);
         assert!(paths.len() > 15, "{paths:?}");
         for path in paths {
-            let kept = std::mem::replace(text.pointer_mut(&path).unwrap(), 0.into());
-            let found = MachineProfile::from_json(&text.to_string()).unwrap_err().to_string();
+            let original = std::mem::replace(text.pointer_mut(&path).unwrap(), 0.into());
+            let message = MachineProfile::from_json(&text.to_string()).unwrap_err().to_string();
             let field = path[1..].replace('/', ".");
-            assert_eq!(found, format!("profile h200x2: {field}: expected at least 1, found 0"));
-            *text.pointer_mut(&path).unwrap() = kept;
+            assert_eq!(message, format!("profile h200x2: {field}: expected at least 1, found 0"));
+            *text.pointer_mut(&path).unwrap() = original;
         }
     }
 
@@ -530,11 +531,11 @@ mod tests {
         for (count, columns, k) in
             [(1, 1024, 256), (2, 3584, 8192), (1, 512, 64), (1, 14336, 4096), (2, 64, 1024)]
         {
-            let most = limits.max_profitable_rows(&shape(count, 0, columns, k), 132);
+            let max_rows = limits.max_profitable_rows(&shape(count, 0, columns, k), 132);
             for rows in 1..=80 {
                 assert_eq!(
                     limits.is_profitable(&shape(count, rows, columns, k), 132),
-                    rows <= most,
+                    rows <= max_rows,
                     "{count} {columns} {k} {rows}"
                 );
             }
@@ -575,13 +576,13 @@ mod tests {
         assert!(added(CollectiveVariant::Copies, 0.0) > added(CollectiveVariant::Push, 0.0));
         assert!(added(CollectiveVariant::Copies, 1000.0) < added(CollectiveVariant::Push, 1000.0));
         // Time that is not overlapped counts in full.
-        let alone = added(CollectiveVariant::Copies, 0.0);
-        assert_eq!(added(CollectiveVariant::Copies, 30.0), alone - 30.0 + 30.0 / 3.0);
+        let base = added(CollectiveVariant::Copies, 0.0);
+        assert_eq!(added(CollectiveVariant::Copies, 30.0), base - 30.0 + 30.0 / 3.0);
         let host = MachineProfile::builtin("host").unwrap();
-        let [next_to_compute, alone] = [1000.0, 0.0].map(|us| {
+        let [next_to_compute, without_compute] = [1000.0, 0.0].map(|us| {
             host.estimate_added_us(&CollectiveKind::AllGather, CollectiveVariant::Push, None, 1 << 20, 2, us)
         });
-        assert_eq!(next_to_compute, alone);
+        assert_eq!(next_to_compute, without_compute);
     }
 
     #[test]

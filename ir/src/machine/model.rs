@@ -18,26 +18,26 @@ pub const MAX_GPU_CELL_RANKS: u32 = 8;
 
 /// The share of its time that a collective takes from concurrent compute on a GPU with `multiprocessors`
 /// multiprocessors. Copies and copy engines occupy none of these. A kernel has one block for every 4 KiB that
-/// it moves for a peer (1 KiB by `ll`), up to `most` blocks. If a profile does not state `most`, it is 128 (64
+/// it moves for a peer (1 KiB by `ll`), up to `max_blocks` blocks. If a profile does not state it, it is 128 (64
 /// by `ll`), which is how GPUs run them.
 pub fn occupied_compute_share(
     collective: CollectiveName,
     variant: CollectiveVariant,
     bytes: u64,
     ranks: u32,
-    most: Option<u32>,
+    max_blocks: Option<u32>,
     multiprocessors: u32,
 ) -> f64 {
     let facts = collective.facts();
     let in_one_round =
         !facts.reduces || matches!(variant, CollectiveVariant::OneShot | CollectiveVariant::Ll);
-    let whole = facts.preserves_positions() && in_one_round;
-    let moved = if whole { bytes } else { bytes / u64::from(ranks.max(1)) };
+    let moves_whole_tensor = facts.preserves_positions() && in_one_round;
+    let moved = if moves_whole_tensor { bytes } else { bytes / u64::from(ranks.max(1)) };
     let blocks = match variant {
         CollectiveVariant::Copies | CollectiveVariant::PullCopies | CollectiveVariant::CopyEngine => 0,
         CollectiveVariant::Plain | CollectiveVariant::NcclWindow => LIBRARY_BLOCKS,
-        CollectiveVariant::Ll => moved.div_ceil(1 << 10).min(most.map_or(64, u64::from)),
-        _ => moved.div_ceil(4 << 10).min(most.map_or(128, u64::from)),
+        CollectiveVariant::Ll => moved.div_ceil(1 << 10).min(max_blocks.map_or(64, u64::from)),
+        _ => moved.div_ceil(4 << 10).min(max_blocks.map_or(128, u64::from)),
     };
     (blocks as f64 / f64::from(multiprocessors.max(1)) + TRANSFER_SHARE).min(1.0)
 }
@@ -122,11 +122,11 @@ mod tests {
 
     #[test]
     fn kernels_take_blocks_and_every_variant_takes_the_transfer_share() {
-        let taken =
+        let share =
             |variant, bytes| occupied_compute_share(CollectiveName::AllGather, variant, bytes, 2, None, 128);
-        assert_eq!(taken(CollectiveVariant::Copies, 1 << 30), TRANSFER_SHARE);
-        assert_eq!(taken(CollectiveVariant::Push, 32 << 13), 0.25 + TRANSFER_SHARE);
-        assert_eq!(taken(CollectiveVariant::Push, 1 << 30), 1.0);
+        assert_eq!(share(CollectiveVariant::Copies, 1 << 30), TRANSFER_SHARE);
+        assert_eq!(share(CollectiveVariant::Push, 32 << 13), 0.25 + TRANSFER_SHARE);
+        assert_eq!(share(CollectiveVariant::Push, 1 << 30), 1.0);
         assert_eq!(
             super::occupied_compute_share(
                 CollectiveName::AllGather,
@@ -138,7 +138,7 @@ mod tests {
             ),
             0.125 + TRANSFER_SHARE
         );
-        assert_eq!(taken(CollectiveVariant::Plain, 1 << 30), 0.25 + TRANSFER_SHARE);
+        assert_eq!(share(CollectiveVariant::Plain, 1 << 30), 0.25 + TRANSFER_SHARE);
         assert_eq!(
             super::occupied_compute_share(
                 CollectiveName::AllReduce,

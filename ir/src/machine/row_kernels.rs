@@ -25,9 +25,11 @@ impl MachineProfile {
     /// The bytes that all multiprocessors would move in the time in which only those with rows move `moved`
     /// bytes.
     fn equivalent_full_speed_bytes(&self, rows: Option<u64>, moved: u64) -> u64 {
-        let all = u64::from(self.multiprocessors.unwrap_or(1));
-        let busy = rows.map_or(all, |rows| rows.saturating_mul(MAX_BANDWIDTH_SHARES).clamp(1, all));
-        let slowed = u128::from(moved) * u128::from(all) / u128::from(busy.max(1));
+        let multiprocessors = u64::from(self.multiprocessors.unwrap_or(1));
+        let busy = rows.map_or(multiprocessors, |rows| {
+            rows.saturating_mul(MAX_BANDWIDTH_SHARES).clamp(1, multiprocessors)
+        });
+        let slowed = u128::from(moved) * u128::from(multiprocessors) / u128::from(busy.max(1));
         u64::try_from(slowed).unwrap_or(u64::MAX)
     }
 
@@ -48,13 +50,14 @@ mod tests {
     #[test]
     fn few_rows_take_longer_by_the_multiprocessors_that_they_leave_idle() {
         let profile = MachineProfile::builtin("h200x2").expect("a profile");
-        let all = u64::from(profile.multiprocessors.expect("a GPU"));
+        let multiprocessors = u64::from(profile.multiprocessors.expect("a GPU"));
         let moved = 64 << 20;
-        let whole = profile.row_kernel_us(None, moved);
-        assert_eq!(profile.row_kernel_us(Some(all), moved), whole);
-        assert_eq!(profile.row_kernel_us(Some(1 << 40), moved), whole);
-        let times: Vec<f64> = (0..8).map(|k| profile.row_kernel_us(Some(all >> k), moved)).collect();
-        assert!(times.is_sorted() && times[7] > 16.0 * whole, "{times:?}");
+        let full_speed = profile.row_kernel_us(None, moved);
+        assert_eq!(profile.row_kernel_us(Some(multiprocessors), moved), full_speed);
+        assert_eq!(profile.row_kernel_us(Some(1 << 40), moved), full_speed);
+        let times: Vec<f64> =
+            (0..8).map(|k| profile.row_kernel_us(Some(multiprocessors >> k), moved)).collect();
+        assert!(times.is_sorted() && times[7] > 16.0 * full_speed, "{times:?}");
         assert!(profile.row_kernel_us(Some(0), 0).is_finite());
     }
 

@@ -55,17 +55,18 @@ impl MachineProfile {
         }
         if let Some(&(first, _)) = collectives.first() {
             let ranks = graph.group_size(first.group).unwrap_or(1).max(2);
-            let all: SmallVec<[_; 1]> = collectives.iter().map(|&(c, bytes)| (&c.kind, bytes)).collect();
-            let known = first.variant.and_then(|v| self.timed_collectives(&all, v, exit, ranks));
-            let bytes = all.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
+            let bytes_by_kind: SmallVec<[_; 1]> =
+                collectives.iter().map(|&(c, bytes)| (&c.kind, bytes)).collect();
+            let measured = first.variant.and_then(|v| self.timed_collectives(&bytes_by_kind, v, exit, ranks));
+            let bytes = bytes_by_kind.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
             let unknown = TimedStep { communicates: true, ..TimedStep::compute(8000 + bytes / 100) };
-            return known.unwrap_or(unknown);
+            return measured.unwrap_or(unknown);
         }
         if moved.kernels == 0 {
             return TimedStep::compute(0);
         }
-        let least = self.throughput.map_or(0.0, |t| t.kernel_us * moved.kernels as f64);
-        let us = self.compute_us(moved.bytes, operations).max(least);
+        let launch_us = self.throughput.map_or(0.0, |t| t.kernel_us * moved.kernels as f64);
+        let us = self.compute_us(moved.bytes, operations).max(launch_us);
         // A reduction that is the only node is divided into pieces if there are few rows.
         let rows = rows.filter(|_| count > 1);
         TimedStep::compute(us_to_ns(
@@ -79,8 +80,8 @@ impl MachineProfile {
         let moving = self.copy_us(moved / 2);
         let OperationCounts { matmul_16bit, matmul, attention, attention_block, rows } = operations;
         let Some(t) = &self.throughput else {
-            let all = matmul_16bit.saturating_add(matmul).saturating_add(attention) as f64;
-            return moving.max(self.copy_us((all / OPERATIONS_PER_BYTE) as u64));
+            let total = matmul_16bit.saturating_add(matmul).saturating_add(attention) as f64;
+            return moving.max(self.copy_us((total / OPERATIONS_PER_BYTE) as u64));
         };
         let rates = &self.product_rates;
         let narrow = ProductRate::interpolate_rate(rates, rows, |r| r.matmul_16bit).unwrap_or(t.matmul_16bit);

@@ -75,8 +75,8 @@ impl ProductRate {
         let before = above.checked_sub(1).and_then(|b| points.get(b));
         let after = points.get(above);
         let (Some(before), Some(after)) = (before, after) else { return before.or(after).map(rate) };
-        let part = (rows - before.rows) as f64 / (after.rows - before.rows) as f64;
-        Some(rate(before) + part * (rate(after) - rate(before)))
+        let fraction = (rows - before.rows) as f64 / (after.rows - before.rows) as f64;
+        Some(rate(before) + fraction * (rate(after) - rate(before)))
     }
 }
 
@@ -131,8 +131,8 @@ impl OperationCounts {
             // operations.
             OpCost::AttentionGradient { bounds } => {
                 let forward = node.inputs.get(3..).unwrap_or_default();
-                let (all, block) = count_attention(graph, forward, bounds, &size);
-                out.attention = all.saturating_mul(5) / 2;
+                let (operations, block) = count_attention(graph, forward, bounds, &size);
+                out.attention = operations.saturating_mul(5) / 2;
                 out.attention_block = block.saturating_mul(5) / 2;
             }
             OpCost::Bytes | OpCost::Sort => {}
@@ -171,12 +171,12 @@ fn count_attention(
     let rows_of_head = rows.last().map_or(1, size);
     let rows = rows.iter().map(size).fold(1, u64::saturating_mul);
     let of_row = size(width).saturating_add(size(value)).saturating_mul(2).saturating_mul(size(keys));
-    let all = rows.saturating_mul(of_row);
+    let total = rows.saturating_mul(of_row);
     let block = rows_of_head.min(ROWS_PER_BLOCK).saturating_mul(of_row);
     match bounds.iter().filter(|b| b.row).count() {
-        _ if rows_of_head <= 1 => (all, 0),
-        0 => (all, block),
-        1 => (all / 2, block),
-        _ => (all / 2, 0),
+        _ if rows_of_head <= 1 => (total, 0),
+        0 => (total, block),
+        1 => (total / 2, block),
+        _ => (total / 2, 0),
     }
 }

@@ -55,12 +55,12 @@ impl TimedStep {
     /// fills the machine in proportion to its own rate. From other computation it takes only a share of the
     /// memory bandwidth.
     fn concurrent_rates(&self, collective: &TimedStep) -> [u32; 2] {
-        let taken = collective.compute_share.min(FULL_RATE);
+        let compute_share = collective.compute_share.min(FULL_RATE);
         if !self.fills_machine {
-            return [FULL_RATE - taken.min(BANDWIDTH_SHARE), FULL_RATE];
+            return [FULL_RATE - compute_share.min(BANDWIDTH_SHARE), FULL_RATE];
         }
         let rate = collective.rate.clamp(1, FULL_RATE);
-        [FULL_RATE - (u64::from(taken) * u64::from(rate) / u64::from(FULL_RATE)) as u32, rate]
+        [FULL_RATE - (u64::from(compute_share) * u64::from(rate) / u64::from(FULL_RATE)) as u32, rate]
     }
 }
 
@@ -123,9 +123,9 @@ struct LaneState {
 impl LaneState {
     /// The time until the running step ends at this rate, or `None` if it does not end.
     fn time_left(&self, rate: u32) -> Option<u64> {
-        let (_, left) = self.running?;
-        let scaled = u128::from(left) * u128::from(FULL_RATE);
-        (rate > 0 || left == 0).then(|| scaled.div_ceil(u128::from(rate.max(1))) as u64)
+        let (_, remaining) = self.running?;
+        let scaled = u128::from(remaining) * u128::from(FULL_RATE);
+        (rate > 0 || remaining == 0).then(|| scaled.div_ceil(u128::from(rate.max(1))) as u64)
     }
 }
 
@@ -152,17 +152,17 @@ impl TimelineSimulation<'_> {
         }
         // The last unfinished step to wait for, and the last end of a step of the other lane that delays this
         // one by the crossing.
-        let mut last = None;
+        let mut awaited = None;
         let mut crossed = None;
         waits(step, &mut |w| match self.ended.get(w) {
-            Some(false) => last = last.max(Some(w)),
+            Some(false) => awaited = awaited.max(Some(w)),
             Some(true) if self.timed[w].communicates != (l == 1) && !self.inline[w] => {
                 crossed = crossed.max(Some((self.out.spans[w].1, w)));
             }
             _ => {}
         });
-        lane.awaited = last;
-        if last.is_some() {
+        lane.awaited = awaited;
+        if awaited.is_some() {
             return;
         }
         self.inline[step] = l == 1 && !computes;
@@ -193,16 +193,16 @@ impl TimelineSimulation<'_> {
         let computes = self.lanes[0].running.is_some();
         self.out.total = now.saturating_add(passed);
         for (l, (lane, rate)) in self.lanes.iter_mut().zip(rates).enumerate() {
-            let Some((step, left)) = lane.running else { continue };
+            let Some((step, remaining)) = lane.running else { continue };
             let done = (u128::from(passed) * u128::from(rate) / u128::from(FULL_RATE)) as u64;
             let over = lane.time_left(rate).is_some_and(|n| n <= passed);
             if l == 0 {
-                computed = done.min(left);
+                computed = done.min(remaining);
             } else {
                 self.out.exposed[step] += passed - computed.min(passed);
                 self.out.overlapped[step] += if computes { passed } else { 0 };
             }
-            lane.running = Some((step, left.saturating_sub(done))).filter(|_| !over);
+            lane.running = Some((step, remaining.saturating_sub(done))).filter(|_| !over);
             if over {
                 self.ended[step] = true;
                 self.out.spans[step].1 = self.out.total;

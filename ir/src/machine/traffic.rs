@@ -102,8 +102,9 @@ where
             let node = &graph.nodes[n];
             let Some(&value) = node.inputs.get(k) else { continue };
             let base = (self.base)(value);
-            let most = read.entry(base).or_default();
-            *most = (*most).max(self.operand_read_bytes(graph, node, k, value).min((self.bytes)(base)));
+            let max_bytes = read.entry(base).or_default();
+            *max_bytes =
+                (*max_bytes).max(self.operand_read_bytes(graph, node, k, value).min((self.bytes)(base)));
         }
         let written = writes.map(|v| match graph.defining_node(v).map(|n| &graph.nodes[n]) {
             Some(node) => self.in_place_store_bytes(graph, node).unwrap_or_else(|| (self.bytes)(v)),
@@ -113,14 +114,16 @@ where
     }
 
     fn operand_read_bytes(&self, graph: &Graph, node: &Node, k: usize, value: ValueId) -> u64 {
-        let whole = (self.bytes)(value);
+        let all_bytes = (self.bytes)(value);
         use OperandUse::*;
         match node.op.operand_use(k) {
-            Selected => node.outputs.first().map_or(whole, |&result| (self.bytes)(result)),
-            Matrices => self.grouped_matrix_bytes(graph, node).map_or(whole, |most| whole.min(most)),
+            Selected => node.outputs.first().map_or(all_bytes, |&result| (self.bytes)(result)),
+            Matrices => self
+                .grouped_matrix_bytes(graph, node)
+                .map_or(all_bytes, |matrix_bytes| all_bytes.min(matrix_bytes)),
             Updated { is_read } => {
                 let stored = self.in_place_store_bytes(graph, node);
-                stored.map_or(whole, |stored| if is_read { stored } else { 0 })
+                stored.map_or(all_bytes, |stored| if is_read { stored } else { 0 })
             }
             Absent
             | Element
@@ -132,7 +135,7 @@ where
             | ExpertIds { .. }
             | Row
             | Combined
-            | Unknown => whole,
+            | Unknown => all_bytes,
         }
     }
 
@@ -163,7 +166,7 @@ fn static_numel(shape: &[crate::Dim]) -> Option<u64> {
     shape
         .iter()
         .map(|d| u64::try_from(d.as_const()?).ok())
-        .try_fold(1u64, |all, d| Some(all.saturating_mul(d?)))
+        .try_fold(1u64, |count, d| Some(count.saturating_mul(d?)))
 }
 
 #[cfg(test)]
@@ -205,13 +208,13 @@ mod tests {
 
     #[test]
     fn in_place_stores_move_the_stored_elements() {
-        let put = "arg %c: bf16[4096, 64]\narg %s: bf16[t, 64]\narg %i: i64[t]\n\
+        let program = "arg %c: bf16[4096, 64]\narg %s: bf16[t, 64]\narg %i: i64[t]\n\
             %y: bf16[4096, 64] = index_put %c, %s, %i axis=0 accumulate=false\nreturn %y\n";
         let source = 16 * 64 * 2;
         let cache = 4096 * 64 * 2;
-        assert_eq!(moved(put, true), 2 * source + 16 * 8);
-        assert_eq!(moved(put, false), 2 * cache + source + 16 * 8);
-        assert_eq!(moved(&put.replace("=false", "=true"), true), 3 * source + 16 * 8);
+        assert_eq!(moved(program, true), 2 * source + 16 * 8);
+        assert_eq!(moved(program, false), 2 * cache + source + 16 * 8);
+        assert_eq!(moved(&program.replace("=false", "=true"), true), 3 * source + 16 * 8);
     }
 
     #[test]
@@ -240,14 +243,14 @@ mod tests {
         assert_eq!(moved(&nine, &[]), StepTraffic { bytes: 2 * 9 * 16, kernels: 2 });
         assert_eq!(moved(&nine, &[3]), StepTraffic { bytes: 2 * 8 * 16, kernels: 1 });
         // Large contiguous operands are copied one by one.
-        let whole = 512 * 1024 * 4;
+        let operand_bytes = 512 * 1024 * 4;
         assert_eq!(
             moved("%y: f32[1024, 1024] = concat %h, %h axis=0\n", &[]),
-            StepTraffic { bytes: 4 * whole, kernels: 2 }
+            StepTraffic { bytes: 4 * operand_bytes, kernels: 2 }
         );
         assert_eq!(
             moved("%y: f32[512, 2048] = concat %h, %h axis=1\n", &[]),
-            StepTraffic { bytes: 4 * whole, kernels: 1 }
+            StepTraffic { bytes: 4 * operand_bytes, kernels: 1 }
         );
     }
 

@@ -159,18 +159,21 @@ impl TextAttribute for AttentionBound {
 
 /// Reads a word and the plus sign after it, if the word comes next.
 fn eat_term(cursor: &mut TokenCursor<'_>, word: &str) -> ParseResult<bool> {
-    let found = cursor.eat_word(word)?;
-    if found {
+    let is_present = cursor.eat_word(word)?;
+    if is_present {
         cursor.expect("+")?;
     }
-    Ok(found)
+    Ok(is_present)
 }
 
 fn parse_chunk(cursor: &mut TokenCursor<'_>) -> ParseResult<u64> {
-    let at = cursor.at;
+    let position = cursor.at;
     let size = cursor.integer()?;
     let Some(size) = u64::try_from(size).ok().filter(|n| *n > 0) else {
-        return Err(ParseFailure::new(at, format!("expected a positive number of positions, found {size}")));
+        return Err(ParseFailure::new(
+            position,
+            format!("expected a positive number of positions, found {size}"),
+        ));
     };
     cursor.expect_word("of")?;
     Ok(size)

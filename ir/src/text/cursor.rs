@@ -42,7 +42,7 @@ impl<'a> TokenCursor<'a> {
     }
 
     pub fn is_mark(&self, mark: &str) -> bool {
-        matches!(self.token, Token::Mark(found) if found == mark)
+        matches!(self.token, Token::Mark(next) if next == mark)
     }
 
     pub fn is_value(&self) -> bool {
@@ -51,11 +51,11 @@ impl<'a> TokenCursor<'a> {
 
     /// Consumes the mark if it is next.
     pub fn eat(&mut self, mark: &str) -> ParseResult<bool> {
-        let found = self.is_mark(mark);
-        if found {
+        let is_next = self.is_mark(mark);
+        if is_next {
             self.advance()?;
         }
-        Ok(found)
+        Ok(is_next)
     }
 
     pub fn expect(&mut self, mark: &str) -> ParseResult<()> {
@@ -63,11 +63,11 @@ impl<'a> TokenCursor<'a> {
     }
 
     pub fn eat_word(&mut self, word: &str) -> ParseResult<bool> {
-        let found = self.token == Token::Ident(word);
-        if found {
+        let is_next = self.token == Token::Ident(word);
+        if is_next {
             self.advance()?;
         }
-        Ok(found)
+        Ok(is_next)
     }
 
     pub fn expect_word(&mut self, word: &str) -> ParseResult<()> {
@@ -103,24 +103,24 @@ impl<'a> TokenCursor<'a> {
 
     /// `%name`, with its position.
     pub fn value_name(&mut self) -> ParseResult<(Cow<'a, str>, usize)> {
-        let at = self.at;
+        let position = self.at;
         match &mut self.token {
             Token::Value(s) => {
                 let s = std::mem::take(s);
                 self.advance()?;
-                Ok((s, at))
+                Ok((s, position))
             }
             _ => Err(self.unexpected("a value (`%name`)")),
         }
     }
 
     pub fn group_name(&mut self) -> ParseResult<(Cow<'a, str>, usize)> {
-        let at = self.at;
+        let position = self.at;
         match &mut self.token {
             Token::Group(s) => {
                 let s = std::mem::take(s);
                 self.advance()?;
-                Ok((s, at))
+                Ok((s, position))
             }
             _ => Err(self.unexpected("a group (`@name`)")),
         }
@@ -128,29 +128,30 @@ impl<'a> TokenCursor<'a> {
 
     /// An integer with an optional `-`.
     pub fn integer(&mut self) -> ParseResult<i64> {
-        let at = self.at;
+        let position = self.at;
         let negative = self.eat("-")?;
-        self.digits(negative, at)
+        self.digits(negative, position)
     }
 
-    fn digits(&mut self, negative: bool, at: usize) -> ParseResult<i64> {
+    fn digits(&mut self, negative: bool, position: usize) -> ParseResult<i64> {
         let Token::Integer(digits) = self.token else { return Err(self.unexpected("an integer")) };
         self.advance()?;
         if let Ok(magnitude) = digits.parse::<i64>() {
             return Ok(if negative { -magnitude } else { magnitude });
         }
         let magnitude: i128 = digits.parse().unwrap_or(i128::MAX);
-        i64::try_from(if negative { -magnitude } else { magnitude })
-            .map_err(|_| ParseFailure::new(at, format!("the integer {} does not fit 64 bits", quote(digits))))
+        i64::try_from(if negative { -magnitude } else { magnitude }).map_err(|_| {
+            ParseFailure::new(position, format!("the integer {} does not fit 64 bits", quote(digits)))
+        })
     }
 
     /// An integer from 0 to 2^32 - 1 that is a position, a count or a rank.
     pub fn natural<T: TryFrom<u32>>(&mut self) -> ParseResult<T> {
-        let at = self.at;
-        let found = self.integer()?;
-        let fits = u32::try_from(found).ok().and_then(|n| T::try_from(n).ok());
+        let position = self.at;
+        let number = self.integer()?;
+        let fits = u32::try_from(number).ok().and_then(|n| T::try_from(n).ok());
         fits.ok_or_else(|| {
-            ParseFailure::new(at, format!("expected an integer from 0 to 2^32 - 1, found {found}"))
+            ParseFailure::new(position, format!("expected an integer from 0 to 2^32 - 1, found {number}"))
         })
     }
 
@@ -166,17 +167,17 @@ impl<'a> TokenCursor<'a> {
     pub fn choice<T: fmt::Display>(
         &mut self,
         from_name: impl FnOnce(&str) -> Option<T>,
-        all: &[T],
+        choices: &[T],
     ) -> ParseResult<T> {
-        let found = match self.token {
+        let choice = match self.token {
             Token::Ident(name) => from_name(name),
             _ => None,
         };
-        match (found, all) {
-            (Some(found), _) => self.advance().map(|_| found),
-            (None, [one, other]) => Err(self.unexpected(&format!("`{one}` or `{other}`"))),
-            (None, all) => {
-                let names: Vec<String> = all.iter().map(T::to_string).collect();
+        match (choice, choices) {
+            (Some(choice), _) => self.advance().map(|_| choice),
+            (None, [first, second]) => Err(self.unexpected(&format!("`{first}` or `{second}`"))),
+            (None, choices) => {
+                let names: Vec<String> = choices.iter().map(T::to_string).collect();
                 Err(self.unexpected(&format!("one of {}", names.join(", "))))
             }
         }
@@ -185,7 +186,7 @@ impl<'a> TokenCursor<'a> {
     /// A float, or an integer as a float.
     pub fn float(&mut self) -> ParseResult<FloatAttribute> {
         self.scalar().and_then(|s| match s {
-            (Scalar::Bool(_), at) => Err(ParseFailure::new(at, "expected a float, found a bool")),
+            (Scalar::Bool(_), position) => Err(ParseFailure::new(position, "expected a float, found a bool")),
             (number, _) => Ok(FloatAttribute(number.as_f64())),
         })
     }
@@ -198,14 +199,19 @@ impl<'a> TokenCursor<'a> {
     }
 
     pub fn scalar(&mut self) -> ParseResult<(Scalar, usize)> {
-        let at = self.at;
+        let position = self.at;
         let negative = self.eat("-")?;
         let signed = |x: f64| Scalar::Float(FloatAttribute(if negative { -x } else { x }));
         let scalar = match self.token {
-            Token::Integer(_) => return Ok((Scalar::Int(self.digits(negative, at)?), at)),
+            Token::Integer(_) => return Ok((Scalar::Int(self.digits(negative, position)?), position)),
             Token::Float(text) => match text.parse::<f64>() {
                 Ok(x) if x.is_finite() => signed(x),
-                _ => return Err(ParseFailure::new(at, format!("the float {} is too large", quote(text)))),
+                _ => {
+                    return Err(ParseFailure::new(
+                        position,
+                        format!("the float {} is too large", quote(text)),
+                    ));
+                }
             },
             Token::Ident("inf") => signed(f64::INFINITY),
             Token::Ident("nan") => signed(f64::NAN),
@@ -214,7 +220,7 @@ impl<'a> TokenCursor<'a> {
             _ => return Err(self.unexpected("a scalar")),
         };
         self.advance()?;
-        Ok((scalar, at))
+        Ok((scalar, position))
     }
 
     /// `[item, …]`, without a trailing comma.
@@ -262,10 +268,10 @@ impl<'a> TokenCursor<'a> {
     }
 
     fn parse_product(&mut self, negative: bool, depth: usize) -> ParseResult<Dim> {
-        let at = self.at;
+        let position = self.at;
         // The sign belongs to a leading integer, so that the smallest integer can be read.
         let mut product = match self.token {
-            Token::Integer(_) => Dim::from(self.digits(negative, at)?),
+            Token::Integer(_) => Dim::from(self.digits(negative, position)?),
             _ if negative => self.parse_factor(depth)? * Dim::from(-1),
             _ => self.parse_factor(depth)?,
         };
@@ -274,7 +280,7 @@ impl<'a> TokenCursor<'a> {
             let terms = (product.term_count(), factor.term_count());
             let atoms = terms.0 * factor.atom_count() + terms.1 * product.atom_count();
             if atoms > MAX_ATOMS || terms.0 * terms.1 > MAX_TERMS {
-                return Err(too_large_error(at));
+                return Err(too_large_error(position));
             }
             product = product * factor;
         }
@@ -282,9 +288,9 @@ impl<'a> TokenCursor<'a> {
     }
 
     fn parse_factor(&mut self, depth: usize) -> ParseResult<Dim> {
-        let at = self.at;
+        let position = self.at;
         match self.token {
-            Token::Integer(_) => self.digits(false, at).map(Dim::from),
+            Token::Integer(_) => self.digits(false, position).map(Dim::from),
             Token::Mark("(") => {
                 self.advance()?;
                 let dim = self.parse_sum(depth + 1)?;
@@ -294,25 +300,25 @@ impl<'a> TokenCursor<'a> {
             Token::Ident(name) => {
                 self.advance()?;
                 if self.is_mark("(") {
-                    self.parse_function(name, at, depth)
+                    self.parse_function(name, position, depth)
                 } else {
-                    self.resolve_symbol(name, at)
+                    self.resolve_symbol(name, position)
                 }
             }
             Token::String(_) => {
                 let name = self.string("a symbol")?;
-                self.resolve_symbol(&name, at)
+                self.resolve_symbol(&name, position)
             }
             _ => Err(self.unexpected("a dim")),
         }
     }
 
-    fn resolve_symbol(&mut self, name: &str, at: usize) -> ParseResult<Dim> {
-        let known = self.symbols.get(name).map(|&s| Dim::from(s));
-        known.ok_or_else(|| ParseFailure::new(at, format!("no symbol has the name {}", quote(name))))
+    fn resolve_symbol(&mut self, name: &str, position: usize) -> ParseResult<Dim> {
+        let dim = self.symbols.get(name).map(|&s| Dim::from(s));
+        dim.ok_or_else(|| ParseFailure::new(position, format!("no symbol has the name {}", quote(name))))
     }
 
-    fn parse_function(&mut self, name: &str, at: usize, depth: usize) -> ParseResult<Dim> {
+    fn parse_function(&mut self, name: &str, position: usize, depth: usize) -> ParseResult<Dim> {
         let apply = match name {
             "div" => Dim::floor_div,
             "mod" => Dim::modulo,
@@ -320,7 +326,7 @@ impl<'a> TokenCursor<'a> {
             "min" => Dim::min_with,
             _ => {
                 let message = format!("a dim has the functions div, mod, max and min, found {}", quote(name));
-                return Err(ParseFailure::new(at, message));
+                return Err(ParseFailure::new(position, message));
             }
         };
         self.expect("(")?;
@@ -329,7 +335,7 @@ impl<'a> TokenCursor<'a> {
         let b = self.parse_sum(depth + 1)?;
         self.expect(")")?;
         if a.atom_count() + b.atom_count() >= MAX_ATOMS {
-            return Err(too_large_error(at));
+            return Err(too_large_error(position));
         }
         Ok(apply(&a, &b))
     }

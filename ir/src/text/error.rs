@@ -50,16 +50,16 @@ impl ParseFailure {
     }
 
     pub fn locate(self, text: &str) -> ParseError {
-        let mut at = self.at.min(text.len());
-        while !text.is_char_boundary(at) {
-            at -= 1;
+        let mut position = self.at.min(text.len());
+        while !text.is_char_boundary(position) {
+            position -= 1;
         }
-        let start = text[..at].rfind('\n').map_or(0, |i| i + 1);
-        let end = text[at..].find('\n').map_or(text.len(), |i| at + i);
+        let start = text[..position].rfind('\n').map_or(0, |i| i + 1);
+        let end = text[position..].find('\n').map_or(text.len(), |i| position + i);
         let line = text[..start].bytes().filter(|&c| c == b'\n').count() + 1;
-        let before = text[start..at].chars().count();
-        let whole = text[start..end].trim_end_matches('\r');
-        let (text, caret) = clip_line(whole, before);
+        let before = text[start..position].chars().count();
+        let full_line = text[start..end].trim_end_matches('\r');
+        let (text, caret) = clip_line(full_line, before);
         ParseError { line, column: before + 1, message: self.message, text, caret }
     }
 }
@@ -67,14 +67,14 @@ impl ParseFailure {
 /// The part of a line around a character, and the number of characters before that character in the part.
 fn clip_line(line: &str, caret: usize) -> (String, usize) {
     let skip = if caret <= MAX_LINE_CHARS * 2 / 3 { 0 } else { caret - MAX_LINE_CHARS / 2 };
-    let mut rest = line.chars().skip(skip);
+    let mut chars = line.chars().skip(skip);
     let mut out = String::new();
     let lead = usize::from(skip > 0);
     if skip > 0 {
         out.push('…');
     }
-    out.extend(rest.by_ref().take(MAX_LINE_CHARS));
-    if rest.next().is_some() {
+    out.extend(chars.by_ref().take(MAX_LINE_CHARS));
+    if chars.next().is_some() {
         out.push('…');
     }
     (out, caret - skip + lead)

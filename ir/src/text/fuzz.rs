@@ -14,17 +14,17 @@ pub fn check(data: &[u8]) {
     let symbols = symbols.map(|(name, min, max)| Symbol { name: name.into(), min, max, alias: None });
     let symbols = symbols.into_iter().collect();
     if let Ok(dim) = parse_dim(text, &symbols) {
-        let again = parse_dim(&dim.display(&symbols).to_string(), &symbols);
-        assert_eq!(Ok(&dim), again.as_ref());
+        let reparsed = parse_dim(&dim.display(&symbols).to_string(), &symbols);
+        assert_eq!(Ok(&dim), reparsed.as_ref());
         let (low, high) = dim.bounds(&symbols);
         assert!(low <= high, "{dim:?} has no value between {low} and {high}");
     }
     match parse(text) {
         Ok(graph) => {
             let printed = print(&graph);
-            let again = parse(&printed).unwrap_or_else(|e| panic!("printed text does not read: {e}"));
-            assert_eq!(graph, again, "the printed text reads as another graph");
-            assert_eq!(printed, print(&again));
+            let reparsed = parse(&printed).unwrap_or_else(|e| panic!("printed text does not read: {e}"));
+            assert_eq!(graph, reparsed, "the printed text reads as another graph");
+            assert_eq!(printed, print(&reparsed));
             if verify(&graph).is_ok() {
                 layout::compute_layouts(&graph);
             }

@@ -82,7 +82,7 @@ impl<'a> Lexer<'a> {
     pub fn next(&mut self) -> Result<(Token<'a>, usize), ParseFailure> {
         loop {
             self.skip_blank();
-            let at = self.at;
+            let start = self.at;
             let token = self.read_token()?;
             match token {
                 Token::Newline if self.depth > 0 || self.goes_on => continue,
@@ -91,16 +91,16 @@ impl<'a> Lexer<'a> {
                 _ => {}
             }
             self.goes_on = matches!(token, Token::Newline | Token::Mark(","));
-            return Ok((token, at));
+            return Ok((token, start));
         }
     }
 
     /// Skips spaces and a comment.
     fn skip_blank(&mut self) {
-        let rest = &self.text.as_bytes()[self.at..];
-        let mut n = rest.iter().take_while(|c| matches!(c, b' ' | b'\t' | b'\r')).count();
-        if rest[n..].starts_with(b"//") {
-            n += rest[n..].iter().take_while(|&&c| c != b'\n').count();
+        let remaining = &self.text.as_bytes()[self.at..];
+        let mut n = remaining.iter().take_while(|c| matches!(c, b' ' | b'\t' | b'\r')).count();
+        if remaining[n..].starts_with(b"//") {
+            n += remaining[n..].iter().take_while(|&&c| c != b'\n').count();
         }
         self.at += n;
     }
@@ -124,8 +124,8 @@ impl<'a> Lexer<'a> {
                     Ok(Token::Mark(mark))
                 }
                 None => {
-                    let found = self.text[start..].chars().next().unwrap_or_default();
-                    Err(ParseFailure::new(start, format!("unexpected character {found:?}")))
+                    let character = self.text[start..].chars().next().unwrap_or_default();
+                    Err(ParseFailure::new(start, format!("unexpected character {character:?}")))
                 }
             },
         }
@@ -133,11 +133,11 @@ impl<'a> Lexer<'a> {
 
     /// Letters, digits, `_` and `.`.
     fn read_word(&mut self) -> &'a str {
-        let rest = &self.text[self.at..];
-        let word = rest.bytes().take_while(|c| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'.'));
+        let remaining = &self.text[self.at..];
+        let word = remaining.bytes().take_while(|c| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'.'));
         let length = word.count();
         self.at += length;
-        &rest[..length]
+        &remaining[..length]
     }
 
     fn read_sigiled(&mut self, sigil: &str) -> Result<Cow<'a, str>, ParseFailure> {
@@ -176,14 +176,14 @@ impl<'a> Lexer<'a> {
 
     fn read_string(&mut self) -> Result<Cow<'a, str>, ParseFailure> {
         let start = self.at;
-        let rest = &self.text[start + 1..];
-        let plain = rest.bytes().take_while(|c| !matches!(c, b'"' | b'\\' | b'\n')).count();
-        if rest.as_bytes().get(plain) == Some(&b'"') {
+        let after_quote = &self.text[start + 1..];
+        let plain = after_quote.bytes().take_while(|c| !matches!(c, b'"' | b'\\' | b'\n')).count();
+        if after_quote.as_bytes().get(plain) == Some(&b'"') {
             self.at = start + plain + 2;
-            return Ok(Cow::Borrowed(&rest[..plain]));
+            return Ok(Cow::Borrowed(&after_quote[..plain]));
         }
-        let mut out = rest[..plain].to_string();
-        let mut chars = rest[plain..].char_indices();
+        let mut out = after_quote[..plain].to_string();
+        let mut chars = after_quote[plain..].char_indices();
         while let Some((i, c)) = chars.next() {
             match c {
                 '"' => {
@@ -192,9 +192,12 @@ impl<'a> Lexer<'a> {
                 }
                 '\n' => break,
                 '\\' => {
-                    let at = start + 1 + plain + i;
+                    let escape_position = start + 1 + plain + i;
                     out.push(decode_escape(&mut chars).ok_or_else(|| {
-                        ParseFailure::new(at, r#"expected one of the escapes \", \\, \n, \r, \t and \u{hex}"#)
+                        ParseFailure::new(
+                            escape_position,
+                            r#"expected one of the escapes \", \\, \n, \r, \t and \u{hex}"#,
+                        )
                     })?);
                 }
                 c => out.push(c),

@@ -35,20 +35,23 @@ impl<'a> ProgramParser<'a> {
     }
 
     fn parse_op_head(&mut self) -> ParseResult<OpHead<'a>> {
-        let at = self.cursor.at;
+        let position = self.cursor.at;
         let name = self.cursor.word("an op")?;
-        let mut head = OpHead { name, at, callee: None, values: Vec::new(), scalar: None };
+        let mut head = OpHead { name, at: position, callee: None, values: Vec::new(), scalar: None };
         if matches!(name, "opaque" | "custom") {
-            let at = self.cursor.at;
-            head.callee = Some((self.cursor.string("the name of the op as a string")?, at));
+            let callee_position = self.cursor.at;
+            head.callee = Some((self.cursor.string("the name of the op as a string")?, callee_position));
         }
         while self.cursor.is_value() || self.cursor.is_scalar() {
             if self.cursor.is_value() {
                 head.values.push(self.parse_value_ref()?);
             } else {
-                let (scalar, at) = self.cursor.scalar()?;
+                let (scalar, scalar_position) = self.cursor.scalar()?;
                 if head.scalar.replace((scalar, head.values.len())).is_some() {
-                    return Err(ParseFailure::new(at, "a node takes one scalar operand at most"));
+                    return Err(ParseFailure::new(
+                        scalar_position,
+                        "a node takes one scalar operand at most",
+                    ));
                 }
             }
             if !self.cursor.eat(",")? {
@@ -101,10 +104,10 @@ impl<'a> ProgramParser<'a> {
             ("opaque", Some((callee, _))) => {
                 Ok(Op::Opaque { name: callee.to_string(), attributes: a.read("attributes")? })
             }
-            ("custom", Some((callee, at))) => {
-                let known = self.customs.get(callee).map(|&id| Op::Custom(id));
-                known.ok_or_else(|| {
-                    ParseFailure::new(*at, format!("no custom op has the name {}", quote(callee)))
+            ("custom", Some((callee, position))) => {
+                let custom = self.customs.get(callee).map(|&id| Op::Custom(id));
+                custom.ok_or_else(|| {
+                    ParseFailure::new(*position, format!("no custom op has the name {}", quote(callee)))
                 })
             }
             _ => Err(unknown_op_error(name, head.at)),
@@ -121,8 +124,8 @@ fn build_binary_scalar(head: &OpHead<'_>, scalar: Scalar, before: usize) -> Pars
         });
     };
     if head.values.len() != 1 {
-        let found = head.values.len();
-        let message = format!("{} takes one value next to a scalar, found {found}", quote(head.name));
+        let values = head.values.len();
+        let message = format!("{} takes one value next to a scalar, found {values}", quote(head.name));
         return Err(ParseFailure::new(head.at, message));
     }
     Ok(Op::BinaryScalar { op, scalar, scalar_left: before == 0 })
@@ -132,12 +135,12 @@ fn build_binary_scalar(head: &OpHead<'_>, scalar: Scalar, before: usize) -> Pars
 fn unknown_op_error(name: &str, at: usize) -> ParseFailure {
     let mut close: Vec<(usize, &str)> = op_names()
         .filter(|_| name.len() <= 32)
-        .map(|known| (edit_distance(name, known), known))
-        .filter(|(d, known)| *d <= 1 + known.len() / 4)
+        .map(|candidate| (edit_distance(name, candidate), candidate))
+        .filter(|(d, candidate)| *d <= 1 + candidate.len() / 4)
         .collect();
     close.sort_unstable();
     close.dedup();
-    let hint = match close.iter().take(3).map(|(_, known)| format!("`{known}`")).collect::<Vec<_>>() {
+    let hint = match close.iter().take(3).map(|(_, candidate)| format!("`{candidate}`")).collect::<Vec<_>>() {
         names if names.is_empty() => String::new(),
         names => format!("; close names are {}", names.join(", ")),
     };

@@ -110,8 +110,8 @@ impl<'a> ProgramParser<'a> {
             "mutate" => Self::parse_mutation,
             "dispatch" => Self::parse_dispatch,
             _ => {
-                let known = "symbol, group, custom, arg, param, const, return, mutate, dispatch or a node (`%name: …`)";
-                return Err(self.cursor.unexpected(&format!("one of the statements {known}")));
+                let statements = "symbol, group, custom, arg, param, const, return, mutate, dispatch or a node (`%name: …`)";
+                return Err(self.cursor.unexpected(&format!("one of the statements {statements}")));
             }
         };
         self.cursor.advance()?;
@@ -119,7 +119,7 @@ impl<'a> ProgramParser<'a> {
     }
 
     fn parse_symbol(&mut self) -> ParseResult<()> {
-        let at = self.cursor.at;
+        let position = self.cursor.at;
         let name = match self.cursor.token {
             Token::String(_) => self.cursor.string("a name")?,
             _ => Cow::Borrowed(self.cursor.word("the name of the symbol")?),
@@ -134,13 +134,13 @@ impl<'a> ProgramParser<'a> {
         }
         let id = self.graph.symbols.push(Symbol { name: name.to_string(), min, max, alias });
         match self.cursor.symbols.insert(name, id) {
-            Some(_) => Err(duplicate_error("symbol", &self.graph.symbols[id].name, at)),
+            Some(_) => Err(duplicate_error("symbol", &self.graph.symbols[id].name, position)),
             None => Ok(()),
         }
     }
 
     fn parse_group(&mut self) -> ParseResult<()> {
-        let (name, at) = self.cursor.group_name()?;
+        let (name, position) = self.cursor.group_name()?;
         let members = if self.cursor.eat_word("world")? {
             GroupMembers::World
         } else if self.cursor.is_mark("[") {
@@ -150,13 +150,13 @@ impl<'a> ProgramParser<'a> {
         };
         let id = self.graph.groups.push(GroupDef { name: name.to_string(), members });
         match self.groups.insert(name, id) {
-            Some(_) => Err(duplicate_error("group", &format!("@{}", self.graph.groups[id].name), at)),
+            Some(_) => Err(duplicate_error("group", &format!("@{}", self.graph.groups[id].name), position)),
             None => Ok(()),
         }
     }
 
     fn parse_custom_op(&mut self) -> ParseResult<()> {
-        let at = self.cursor.at;
+        let position = self.cursor.at;
         let name = self.cursor.string("the name of the op as a string")?;
         self.cursor.expect_word("symmetric")?;
         self.cursor.expect_word("operands")?;
@@ -167,13 +167,13 @@ impl<'a> ProgramParser<'a> {
         let custom = CustomOp { name: name.to_string(), symmetric_operands, symmetric_results, group };
         let id = self.graph.customs.push(custom);
         match self.customs.insert(name, id) {
-            Some(_) => Err(duplicate_error("custom op", &self.graph.customs[id].name, at)),
+            Some(_) => Err(duplicate_error("custom op", &self.graph.customs[id].name, position)),
             None => Ok(()),
         }
     }
 
     fn parse_input(&mut self, kind: InputKind) -> ParseResult<()> {
-        let (name, at) = self.cursor.value_name()?;
+        let (name, position) = self.cursor.value_name()?;
         self.cursor.expect(":")?;
         let ty = self.parse_type()?;
         let mut source = String::new();
@@ -185,12 +185,12 @@ impl<'a> ProgramParser<'a> {
             _ => None,
         };
         let id = self.graph.add_input(kind, name.as_ref(), source, ty, data);
-        self.define_value(name, at, id)
+        self.define_value(name, position, id)
     }
 
     /// `= hex"…"` of the bytes of this type.
     fn parse_data(&mut self, ty: &TensorType) -> ParseResult<Tensor> {
-        let at = self.cursor.at;
+        let position = self.cursor.at;
         self.cursor.expect("=")?;
         self.cursor.expect_word("hex")?;
         let digits_at = self.cursor.at;
@@ -200,44 +200,44 @@ impl<'a> ProgramParser<'a> {
         let shape: Option<Vec<usize>> =
             ty.shape.iter().map(|d| d.as_const().and_then(|n| usize::try_from(n).ok())).collect();
         let shape =
-            shape.ok_or_else(|| ParseFailure::new(at, "a constant needs extents that are numbers"))?;
-        let found = data.len();
+            shape.ok_or_else(|| ParseFailure::new(position, "a constant needs extents that are numbers"))?;
+        let byte_count = data.len();
         Tensor::new(ty.dtype, shape, data).ok_or_else(|| {
             let expected = ty.bytes();
-            ParseFailure::new(digits_at, format!("expected {expected:?} bytes of data, found {found}"))
+            ParseFailure::new(digits_at, format!("expected {expected:?} bytes of data, found {byte_count}"))
         })
     }
 
     fn parse_type(&mut self) -> ParseResult<TensorType> {
-        let at = self.cursor.at;
-        let known = match self.cursor.token {
+        let position = self.cursor.at;
+        let dtype = match self.cursor.token {
             Token::Ident(name) => DType::from_name(name),
             _ => None,
         };
-        let Some(dtype) = known else {
+        let Some(dtype) = dtype else {
             return Err(self.cursor.unexpected(&format!("a dtype ({})", DType::names())));
         };
         self.cursor.advance()?;
         let shape = self.cursor.list(TokenCursor::dim)?;
-        dim::check_shape_complexity(&shape).map_err(|message| ParseFailure::new(at, message))?;
+        dim::check_shape_complexity(&shape).map_err(|message| ParseFailure::new(position, message))?;
         Ok(TensorType { dtype, shape })
     }
 
     /// A defined value.
     pub(super) fn parse_value_ref(&mut self) -> ParseResult<ValueId> {
-        let (name, at) = self.cursor.value_name()?;
-        let known = self.values.get(&name).copied();
-        known.ok_or_else(|| {
-            ParseFailure::new(at, format!("no earlier line defines {}", quote(&format!("%{name}"))))
+        let (name, position) = self.cursor.value_name()?;
+        let value = self.values.get(&name).copied();
+        value.ok_or_else(|| {
+            ParseFailure::new(position, format!("no earlier line defines {}", quote(&format!("%{name}"))))
         })
     }
 
     /// A defined group.
     pub(super) fn parse_group_ref(&mut self) -> ParseResult<GroupId> {
-        let (name, at) = self.cursor.group_name()?;
-        let known = self.groups.get(&name).copied();
-        known.ok_or_else(|| {
-            ParseFailure::new(at, format!("no earlier line defines {}", quote(&format!("@{name}"))))
+        let (name, position) = self.cursor.group_name()?;
+        let group = self.groups.get(&name).copied();
+        group.ok_or_else(|| {
+            ParseFailure::new(position, format!("no earlier line defines {}", quote(&format!("@{name}"))))
         })
     }
 
@@ -252,40 +252,40 @@ impl<'a> ProgramParser<'a> {
         let mut names = Vec::with_capacity(1);
         let mut results = Vec::with_capacity(1);
         loop {
-            let (name, at) = self.cursor.value_name()?;
+            let (name, position) = self.cursor.value_name()?;
             self.cursor.expect(":")?;
             results.push((name.to_string(), self.parse_type()?));
-            names.push((name, at));
+            names.push((name, position));
             if !self.cursor.eat(",")? {
                 break;
             }
         }
         self.cursor.expect("=")?;
-        let at = self.cursor.at;
+        let position = self.cursor.at;
         let (op, operands) = self.parse_op()?;
         let types: Vec<&TensorType> = operands.iter().map(|&v| self.graph.ty(v)).collect();
         let declared: Vec<&TensorType> = results.iter().map(|(_, ty)| ty).collect();
         let n = op.group().and_then(|group| self.graph.group_size(group));
         infer::check_types(&op, &types, &declared, n).map_err(|message| {
             let message = with_symbol_names(&message, &self.graph.symbols);
-            ParseFailure::new(at, format!("%{}: {}: {message}", results[0].0, op_name(&op)))
+            ParseFailure::new(position, format!("%{}: {}: {message}", results[0].0, op_name(&op)))
         })?;
         let node = self.graph.add_node(op, operands, results);
-        for (i, (name, at)) in names.into_iter().enumerate() {
+        for (i, (name, position)) in names.into_iter().enumerate() {
             let id = self.graph.nodes[node].outputs[i];
-            self.define_value(name, at, id)?;
+            self.define_value(name, position, id)?;
         }
         Ok(())
     }
 
     /// The nodes of a dispatch, between braces.
     fn parse_dispatch(&mut self) -> ParseResult<()> {
-        let at = self.cursor.at;
+        let position = self.cursor.at;
         let word = self.cursor.word("the form of the dispatch")?;
         let Some(form) = DispatchForm::from_name(word) else {
             let expected = DispatchForm::names();
             return Err(ParseFailure::new(
-                at,
+                position,
                 format!("expected a form ({expected}), found {}", quote(word)),
             ));
         };
@@ -301,8 +301,8 @@ impl<'a> ProgramParser<'a> {
             return Err(self.cursor.unexpected("a node of the dispatch"));
         }
         let first = NodeId::new(first);
-        let last = NodeId::new(end - 1);
-        self.graph.dispatches.push(Dispatch { form, first, last });
+        let last_node = NodeId::new(end - 1);
+        self.graph.dispatches.push(Dispatch { form, first, last: last_node });
         self.cursor.expect("}")
     }
 
@@ -317,12 +317,12 @@ impl<'a> ProgramParser<'a> {
     }
 
     fn parse_mutation(&mut self) -> ParseResult<()> {
-        let at = self.cursor.at;
+        let position = self.cursor.at;
         let target = self.parse_value_ref()?;
         let input = self.input_of_value(target).ok_or_else(|| {
             let name = self.graph.value_name(target);
             ParseFailure::new(
-                at,
+                position,
                 format!("only an input can be mutated, and {} is not an input", quote(&format!("%{name}"))),
             )
         })?;

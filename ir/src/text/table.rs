@@ -15,11 +15,11 @@
 //! [`CollectiveKind`]: crate::collective::CollectiveKind
 
 pub(super) const fn counts(operands: &str) -> (usize, usize) {
-    let mut rest = operands.as_bytes();
-    let mut named = !rest.is_empty() as usize;
+    let mut remaining = operands.as_bytes();
+    let mut named = !remaining.is_empty() as usize;
     let mut optional = 0;
     let mut repeated = false;
-    while let [first, tail @ ..] = rest {
+    while let [first, tail @ ..] = remaining {
         match *first {
             b',' => named += 1,
             b'?' => optional += 1,
@@ -27,7 +27,7 @@ pub(super) const fn counts(operands: &str) -> (usize, usize) {
             0xe2 => repeated = true,
             _ => {}
         }
-        rest = tail;
+        remaining = tail;
     }
     (named - optional, if repeated { usize::MAX } else { named })
 }
@@ -53,12 +53,12 @@ macro_rules! ops {
                 Op::Binary(op) => (op.name(), (2, 2)),
                 Op::BinaryScalar { op, .. } => (op.name(), (1, 1)),
                 Op::Attention { bounds, sink, .. } => {
-                    let more = attention::position_operand_count(bounds) + usize::from(*sink);
-                    ("attention", (3 + more, 4 + more))
+                    let extra = attention::position_operand_count(bounds) + usize::from(*sink);
+                    ("attention", (3 + extra, 4 + extra))
                 }
                 Op::AttentionGradient { bounds, .. } => {
-                    let more = attention::position_operand_count(bounds);
-                    ("attention_gradient", (6 + more, 7 + more))
+                    let extra = attention::position_operand_count(bounds);
+                    ("attention_gradient", (6 + extra, 7 + extra))
                 }
                 Op::Permuted { op, .. } => head(op),
                 Op::Collective(c) => (c.kind.name(), c.kind.operand_counts()),

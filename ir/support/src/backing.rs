@@ -139,14 +139,14 @@ impl MappedFile {
     /// Whether the file is unchanged since it was opened.
     pub fn check_unchanged(&self) -> io::Result<()> {
         let now = FileIdentity::from_file(&self.file)?;
-        let then = self.stamp;
-        if now == then {
+        let opened = self.stamp;
+        if now == opened {
             return Ok(());
         }
         Err(io::Error::other(format!(
             "{}: the file changed while it was in use: it had {} bytes, now it has {}",
             self.path.display(),
-            then.bytes,
+            opened.bytes,
             now.bytes
         )))
     }

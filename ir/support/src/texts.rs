@@ -6,10 +6,10 @@ pub fn shorten_middle(text: &str, max_bytes: usize) -> String {
     if text.len() <= max_bytes {
         return text.to_string();
     }
-    let kept = max_bytes.saturating_sub(40) / 2;
-    let is_boundary = |&at: &usize| text.is_char_boundary(at);
-    let head = (0..=kept).rev().find(is_boundary).unwrap_or(0);
-    let tail = (text.len() - kept..text.len()).find(is_boundary).unwrap_or(text.len());
+    let end_bytes = max_bytes.saturating_sub(40) / 2;
+    let is_boundary = |&index: &usize| text.is_char_boundary(index);
+    let head = (0..=end_bytes).rev().find(is_boundary).unwrap_or(0);
+    let tail = (text.len() - end_bytes..text.len()).find(is_boundary).unwrap_or(text.len());
     format!("{}… ({} more bytes) …{}", &text[..head], tail - head, &text[tail..])
 }
 
@@ -21,11 +21,11 @@ mod tests {
     fn long_texts_keep_both_ends() {
         for length in [0, 1, 100, 101, 1 << 20] {
             for max_bytes in [0, 40, 64, 100, 4096] {
-                let whole: String = "aé→".chars().cycle().take(length).collect();
-                let short = shorten_middle(&whole, max_bytes);
+                let text: String = "aé→".chars().cycle().take(length).collect();
+                let short = shorten_middle(&text, max_bytes);
                 assert!(short.len() <= max_bytes.max(40), "{length} {max_bytes}: {}", short.len());
-                assert_eq!(short == whole, whole.len() <= max_bytes, "{length} {max_bytes}");
-                assert_eq!(whole.starts_with('a'), short.starts_with(['a', '…']) && length > 0);
+                assert_eq!(short == text, text.len() <= max_bytes, "{length} {max_bytes}");
+                assert_eq!(text.starts_with('a'), short.starts_with(['a', '…']) && length > 0);
             }
         }
     }

@@ -14,12 +14,12 @@ fn f32s(n: i64) -> TensorType {
 fn names_are_identifiers_and_unique() {
     let mut b = GraphBuilder::new("p", Some(1));
     let wanted = ["x", "x", "x.2", "x", "", "0", ".a", "a-b", "größe", "x"];
-    let mut found = Vec::new();
+    let mut names = Vec::new();
     for name in wanted {
         let id = b.input(InputKind::Argument, name, "", f32s(2), None);
-        found.push(b.graph().value_name(id).to_string());
+        names.push(b.graph().value_name(id).to_string());
     }
-    assert_eq!(found, ["x", "x.2", "x.2.2", "x.3", "_", "_0", "_.a", "a_b", "gr__e", "x.4"]);
+    assert_eq!(names, ["x", "x.2", "x.2.2", "x.3", "_", "_0", "_.a", "a_b", "gr__e", "x.4"]);
 }
 
 #[test]

@@ -116,8 +116,8 @@ proptest! {
         let (low, high) = dim.bounds(&symbols);
         for values in all_bindings() {
             if let Some(expected) = expr.eval(&values) {
-                let found = dim.eval(&bind(&values));
-                prop_assert_eq!(found.map(i128::from), Some(expected), "{:?} at {:?}", dim, values);
+                let actual = dim.eval(&bind(&values));
+                prop_assert_eq!(actual.map(i128::from), Some(expected), "{:?} at {:?}", dim, values);
                 prop_assert!(i128::from(low) <= expected && expected <= i128::from(high), "{dim:?}: {low}..{high}");
             }
         }
@@ -171,11 +171,11 @@ proptest! {
         let (dim, by) = (expr.dim(), by.dim());
         let substituted = dim.substitute(&|s| if s.index() == 0 { by.clone() } else { Dim::from(s) });
         for mut values in all_bindings() {
-            let found = substituted.eval(&bind(&values));
+            let actual = substituted.eval(&bind(&values));
             let Some(value) = by.eval(&bind(&values)) else { continue };
             values[0] = value;
-            if let (Some(expected), Some(found)) = (dim.eval(&bind(&values)), found) {
-                prop_assert_eq!(found, expected);
+            if let (Some(expected), Some(actual)) = (dim.eval(&bind(&values)), actual) {
+                prop_assert_eq!(actual, expected);
             }
         }
     }

@@ -15,9 +15,10 @@ fn positions(graph: &Graph, value: ValueId, bindings: &SymbolBindings) -> Option
     let node = &graph.nodes[node];
     let from = positions(graph, node.inputs[0], bindings)?;
     let from_shape = graph.ty(node.inputs[0]).concrete_shape(bindings)?;
-    let at = |index: &[usize]| from[index.iter().zip(&from_shape).fold(0, |n, (i, d)| n * d + i)];
-    let each =
-        |map: &dyn Fn(&[usize]) -> Vec<usize>| Some(indices(&shape).iter().map(|i| at(&map(i))).collect());
+    let position_of = |index: &[usize]| from[index.iter().zip(&from_shape).fold(0, |n, (i, d)| n * d + i)];
+    let each = |map: &dyn Fn(&[usize]) -> Vec<usize>| {
+        Some(indices(&shape).iter().map(|i| position_of(&map(i))).collect())
+    };
     match &node.op {
         Op::Reshape => Some(from),
         Op::Permute { perm } => each(&|index| {
@@ -53,8 +54,9 @@ fn reads(layout: &Layout, shape: &[usize], bindings: &SymbolBindings) -> Option<
     let offset = layout.offset.eval(bindings)?;
     let strides: Option<Vec<i64>> = layout.strides.iter().map(|s| s.eval(bindings)).collect();
     let strides = strides?;
-    let at = |i: &Vec<usize>| offset + i.iter().zip(&strides).map(|(&i, s)| i as i64 * s).sum::<i64>();
-    indices(shape).iter().map(|i| usize::try_from(at(i)).ok()).collect()
+    let position_of =
+        |i: &Vec<usize>| offset + i.iter().zip(&strides).map(|(&i, s)| i as i64 * s).sum::<i64>();
+    indices(shape).iter().map(|i| usize::try_from(position_of(i)).ok()).collect()
 }
 
 /// Whether some strides read these positions.
@@ -99,34 +101,35 @@ fn chain(choices: &mut DecisionSource, with_symbols: bool) -> Graph {
             }
             1 if !shape.is_empty() => {
                 let step = 1 + choices.below(2) as i64;
-                let mut to = shape.clone();
-                to[axis] = shape[axis].floor_div(&Dim::from(step));
+                let mut sliced = shape.clone();
+                sliced[axis] = shape[axis].floor_div(&Dim::from(step));
                 let start = shape[axis].modulo(&Dim::from(step));
                 let op = Op::Slice { axis, start, step };
-                b.op_as("slice", op, &[x], TensorType::new(DType::F32, to)).unwrap()
+                b.op_as("slice", op, &[x], TensorType::new(DType::F32, sliced)).unwrap()
             }
             2 => {
-                let mut to: Vec<Dim> = shape;
-                to.iter_mut()
+                let mut expanded: Vec<Dim> = shape;
+                expanded
+                    .iter_mut()
                     .filter(|d| d.as_const() == Some(1))
                     .for_each(|d| *d = extents[choices.below(kinds)].clone());
-                to.insert(0, extents[choices.below(3)].clone());
-                b.op_as("expand", Op::Expand, &[x], TensorType::new(DType::F32, to)).unwrap()
+                expanded.insert(0, extents[choices.below(3)].clone());
+                b.op_as("expand", Op::Expand, &[x], TensorType::new(DType::F32, expanded)).unwrap()
             }
             3 if shape.len() >= 2 => {
-                let mut to = shape;
-                let merged = to.remove(axis.min(to.len() - 2) + 1);
-                let at = axis.min(to.len() - 1);
-                to[at] = to[at].clone() * merged;
-                b.reshape("merge", x, to).unwrap()
+                let mut merged_shape = shape;
+                let merged = merged_shape.remove(axis.min(merged_shape.len() - 2) + 1);
+                let target = axis.min(merged_shape.len() - 1);
+                merged_shape[target] = merged_shape[target].clone() * merged;
+                b.reshape("merge", x, merged_shape).unwrap()
             }
             _ if !shape.is_empty() => {
                 let factor = extents[1 + choices.below(kinds - 1)].clone();
-                let mut to = shape;
-                let Some(rest) = to[axis].exact_div(&factor) else { continue };
-                to[axis] = factor;
-                to.insert(axis + choices.below(2), rest);
-                b.reshape("split", x, to).unwrap()
+                let mut split = shape;
+                let Some(rest) = split[axis].exact_div(&factor) else { continue };
+                split[axis] = factor;
+                split.insert(axis + choices.below(2), rest);
+                b.reshape("split", x, split).unwrap()
             }
             _ => continue,
         };

@@ -15,11 +15,11 @@ fn check_estimates(profile: &MachineProfile, index: usize) {
     for kind in measured {
         for (bytes, ranks) in BYTES.into_iter().flat_map(|bytes| RANKS.map(|ranks| (bytes, ranks))) {
             for exit in [Some(true), Some(false)] {
-                let one = profile.estimate_collective(kind, variant, exit, bytes, ranks);
+                let single = profile.estimate_collective(kind, variant, exit, bytes, ranks);
                 let joined = [(kind, bytes), (&CollectiveKind::AllGather, 1 << 20), (kind, 1)];
                 let several = profile.estimate_collectives(&joined, variant, exit, ranks);
                 let added = profile.estimate_added_us(kind, variant, exit, bytes, ranks, 7.0);
-                for us in [one, several, added].into_iter().flatten() {
+                for us in [single, several, added].into_iter().flatten() {
                     assert!(us.is_finite() && us > 0.0, "{curve} {kind:?} {bytes} {ranks}: {us}");
                 }
             }
@@ -33,8 +33,8 @@ fn one_outlier_leaves_estimates_positive() {
     for name in MachineProfile::builtin_names() {
         let mut profile = MachineProfile::builtin(name).expect("a profile");
         for index in 0..profile.curves.len() {
-            let last = profile.curves[index].points.len() - 1;
-            for point in [0, last / 2, last] {
+            let last_point = profile.curves[index].points.len() - 1;
+            for point in [0, last_point / 2, last_point] {
                 let measured = profile.curves[index].points[point].1;
                 for factor in [1.3, 2.0, 30.0] {
                     for us in [measured * factor, measured / factor] {
@@ -57,9 +57,9 @@ fn joint_estimates_of_falling_curves_are_positive() {
         curve.points.iter_mut().enumerate().for_each(|(i, point)| point.1 = (count - i) as f64);
     }
     let kinds = CollectiveKind::sample_kinds(4);
-    let all: Vec<_> = kinds.iter().map(|kind| (kind, 1 << 20)).collect();
+    let collectives: Vec<_> = kinds.iter().map(|kind| (kind, 1 << 20)).collect();
     for &variant in CollectiveVariant::ALL {
-        for pair in all.windows(2) {
+        for pair in collectives.windows(2) {
             for us in RANKS.map(|ranks| profile.estimate_collectives(pair, variant, None, ranks)) {
                 assert!(us.is_none_or(|us| us.is_finite() && us > 0.0), "{variant} {pair:?}: {us:?}");
             }

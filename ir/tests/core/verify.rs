@@ -50,11 +50,11 @@ fn node(graph: &Graph, name: &str) -> NodeId {
 fn assert_one_violation(expected: &str, mutate: impl FnOnce(&mut Graph)) {
     let mut graph = base();
     mutate(&mut graph);
-    let found: Vec<String> = match verify(&graph) {
+    let violations: Vec<String> = match verify(&graph) {
         Ok(()) => vec![],
         Err(violations) => violations.iter().map(|v| format!("I{} {v}", v.invariant as u8)).collect(),
     };
-    assert_eq!(found, [expected]);
+    assert_eq!(violations, [expected]);
 }
 
 fn set_type(graph: &mut Graph, name: &str, ty: &str) {
@@ -215,8 +215,8 @@ fn symbols_within_limits() {
     for (min, max) in [(-1, 8), (1, (1 << 40) + 1)] {
         let mut g = parse("program \"s\" ranks 1\nsymbol n in 0..=1\n").unwrap();
         (g.symbols[SymbolId::new(0)].min, g.symbols[SymbolId::new(0)].max) = (min, max);
-        let found = verify(&g).unwrap_err();
-        assert!(found.len() == 1 && found[0].invariant == Invariant::Symbols, "{found:?}");
+        let violations = verify(&g).unwrap_err();
+        assert!(violations.len() == 1 && violations[0].invariant == Invariant::Symbols, "{violations:?}");
     }
 }
 
@@ -332,8 +332,8 @@ fn outputs() {
         },
     );
     assert_one_violation("I12 output 2: expected one mutation of %w, found two", |g| {
-        let again = g.outputs[1].clone();
-        g.outputs.push(again);
+        let duplicate = g.outputs[1].clone();
+        g.outputs.push(duplicate);
     });
 }
 
@@ -395,6 +395,6 @@ fn all_violations_are_reported() {
     let mut g = base();
     g.symbols[SymbolId::new(0)].min = 65;
     g.outputs[1].value = value(&g, "slice");
-    let found: Vec<Invariant> = verify(&g).unwrap_err().iter().map(|v| v.invariant).collect();
-    assert_eq!(found, [Invariant::Symbols, Invariant::Outputs]);
+    let invariants: Vec<Invariant> = verify(&g).unwrap_err().iter().map(|v| v.invariant).collect();
+    assert_eq!(invariants, [Invariant::Symbols, Invariant::Outputs]);
 }

@@ -28,14 +28,14 @@ fn the_log_sum_exp_covers_the_visible_columns() {
         t(DType::F32, &[1, 2, 1], &[1.0, 1.0]),
     );
     let ones = t(DType::F32, &[1, 2, 1], &[1.0, 1.0]);
-    let both = (1.0 + 2f64.exp()).ln();
+    let log_sum = (1.0 + 2f64.exp()).ln();
     let operands = [q.clone(), k.clone(), v.clone()];
-    check_near(op(false), &operands, &[ones.clone(), t(DType::F32, &[1, 2], &[0.0, both])], 1e-6);
+    check_near(op(false), &operands, &[ones.clone(), t(DType::F32, &[1, 2], &[0.0, log_sum])], 1e-6);
     // The first row sees no column. The sum includes a sink.
     let mask = t(DType::Bool, &[2, 2], &[0.0, 1.0, 1.0, 1.0]);
     let operands = [q, k, v, mask];
     let blind = t(DType::F32, &[1, 2, 1], &[0.0, 1.0]);
-    let sums = t(DType::F32, &[1, 2], &[f64::NEG_INFINITY, both]);
+    let sums = t(DType::F32, &[1, 2], &[f64::NEG_INFINITY, log_sum]);
     check_near(op(false), &operands, &[blind, sums], 1e-6);
     let sunk = [&operands[..], &[t(DType::F32, &[], &[3.0])]].concat();
     let sums = [3.0, (1.0 + 2f64.exp() + 3f64.exp()).ln()];
@@ -74,8 +74,8 @@ fn gradients_are_derivatives() {
     // Two sequences; four heads of queries on two of keys; three queries on five keys, of three elements with values of two.
     let qkv = [numbers(&[2, 4, 3, 3]), numbers(&[2, 2, 5, 3]), numbers(&[2, 2, 5, 2])];
     let bias = numbers(&[4, 3, 5]);
-    let seen: Vec<f64> = (0..15).map(|i| f64::from(i % 4 != 1)).collect();
-    let mask = t(DType::Bool, &[3, 5], &seen);
+    let visible: Vec<f64> = (0..15).map(|i| f64::from(i % 4 != 1)).collect();
+    let mask = t(DType::Bool, &[3, 5], &visible);
     let blind = t(DType::Bool, &[3, 1], &[1.0, 0.0, 1.0]);
     let lengths = t(DType::I64, &[2, 1, 1, 1], &[2.0, 4.0]);
     let window = vec![

@@ -63,7 +63,7 @@ fn checks_hold_exactly_where_the_interpreter_runs() {
         let graph = parse(&program).unwrap_or_else(|e| panic!("{program}{e}"));
         verify(&graph).unwrap_or_else(|e| panic!("{program}{}", e[0]));
         let checks = BoundsChecks::derive(&graph);
-        let mut held = [false; 2];
+        let mut outcomes = [false; 2];
         for (t, k) in (1..=7).flat_map(|t| (0..=5).map(move |k| (t, k))) {
             let mut bindings = SymbolBindings::new();
             for (id, symbol) in graph.symbols.iter() {
@@ -77,10 +77,10 @@ fn checks_hold_exactly_where_the_interpreter_runs() {
                 run.is_ok(),
                 "{program}t={t} k={k}: {check:?}, the interpreter: {run:?}"
             );
-            held[usize::from(check.is_ok())] = true;
+            outcomes[usize::from(check.is_ok())] = true;
         }
-        inside += usize::from(held[1]);
-        outside += usize::from(held[0]);
+        inside += usize::from(outcomes[1]);
+        outside += usize::from(outcomes[0]);
     }
     assert!(
         inside >= PROGRAMS.len() - 2 && outside == PROGRAMS.len(),

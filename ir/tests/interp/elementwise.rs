@@ -268,14 +268,14 @@ fn constants() {
 fn reductions() {
     let reduce = |op, axes: &[usize], keep| Op::Reduce { op, axes: axes.to_vec(), keep };
     let x = f32s(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
-    let one = std::slice::from_ref(&x);
-    check(reduce(ReductionKind::Sum, &[1], false), one, &[f32s(&[2], &[6.0, 15.0])]);
-    check(reduce(ReductionKind::Sum, &[0], true), one, &[f32s(&[1, 3], &[5.0, 7.0, 9.0])]);
-    check(reduce(ReductionKind::Mean, &[0, 1], false), one, &[f32s(&[], &[3.5])]);
-    check(reduce(ReductionKind::Prod, &[1], true), one, &[f32s(&[2, 1], &[6.0, 120.0])]);
-    check(reduce(ReductionKind::Max, &[0], false), one, &[f32s(&[3], &[4.0, 5.0, 6.0])]);
-    check(reduce(ReductionKind::Min, &[1], false), one, &[f32s(&[2], &[1.0, 4.0])]);
-    check(reduce(ReductionKind::Sum, &[], false), one, &[x.clone()]);
+    let operand = std::slice::from_ref(&x);
+    check(reduce(ReductionKind::Sum, &[1], false), operand, &[f32s(&[2], &[6.0, 15.0])]);
+    check(reduce(ReductionKind::Sum, &[0], true), operand, &[f32s(&[1, 3], &[5.0, 7.0, 9.0])]);
+    check(reduce(ReductionKind::Mean, &[0, 1], false), operand, &[f32s(&[], &[3.5])]);
+    check(reduce(ReductionKind::Prod, &[1], true), operand, &[f32s(&[2, 1], &[6.0, 120.0])]);
+    check(reduce(ReductionKind::Max, &[0], false), operand, &[f32s(&[3], &[4.0, 5.0, 6.0])]);
+    check(reduce(ReductionKind::Min, &[1], false), operand, &[f32s(&[2], &[1.0, 4.0])]);
+    check(reduce(ReductionKind::Sum, &[], false), operand, &[x.clone()]);
     check(reduce(ReductionKind::Max, &[0], false), &[f32s(&[2], &[NAN, 1.0])], &[f32s(&[], &[NAN])]);
     check(reduce(ReductionKind::Min, &[0], false), &[f32s(&[2], &[1.0, NAN])], &[f32s(&[], &[NAN])]);
     check(reduce(ReductionKind::Any, &[0], false), &[f32s(&[2], &[0.0, NAN])], &[bools(&[], &[1])]);
@@ -304,16 +304,16 @@ fn reductions_of_integers_and_rounding() {
 fn reductions_of_nothing() {
     let reduce = |op| Op::Reduce { op, axes: vec![1], keep: false };
     let empty = f32s(&[2, 0], &[]);
-    let one = std::slice::from_ref(&empty);
-    check(reduce(ReductionKind::Sum), one, &[f32s(&[2], &[0.0, 0.0])]);
-    check(reduce(ReductionKind::Prod), one, &[f32s(&[2], &[1.0, 1.0])]);
-    check(reduce(ReductionKind::Mean), one, &[f32s(&[2], &[NAN, NAN])]);
-    check(reduce(ReductionKind::Any), one, &[bools(&[2], &[0, 0])]);
-    check(reduce(ReductionKind::All), one, &[bools(&[2], &[1, 1])]);
-    check_error(reduce(ReductionKind::Max), one, &[ty(DType::F32, &[2])], "max of no elements");
+    let operand = std::slice::from_ref(&empty);
+    check(reduce(ReductionKind::Sum), operand, &[f32s(&[2], &[0.0, 0.0])]);
+    check(reduce(ReductionKind::Prod), operand, &[f32s(&[2], &[1.0, 1.0])]);
+    check(reduce(ReductionKind::Mean), operand, &[f32s(&[2], &[NAN, NAN])]);
+    check(reduce(ReductionKind::Any), operand, &[bools(&[2], &[0, 0])]);
+    check(reduce(ReductionKind::All), operand, &[bools(&[2], &[1, 1])]);
+    check_error(reduce(ReductionKind::Max), operand, &[ty(DType::F32, &[2])], "max of no elements");
     check(reduce(ReductionKind::Max), &[f32s(&[0, 0], &[])], &[f32s(&[0], &[])]);
     let arg = Op::ArgReduce { op: ArgOp::Min, axis: 1, keep: false };
-    check_error(arg, one, &[ty(DType::I64, &[2])], "argmin of no elements");
+    check_error(arg, operand, &[ty(DType::I64, &[2])], "argmin of no elements");
 }
 
 #[test]
@@ -332,7 +332,6 @@ fn arg_reductions_and_cumulative_sums() {
     // The cumulative sum is wide: 2 + 2^-8 vanishes in bf16, eight of them do not.
     let mut elements = [2f64.powi(-8); 9];
     elements[0] = 2.0;
-    let found =
-        apply(Op::CumSum { axis: 0 }, &[t(DType::BF16, &[9], &elements)], vec![ty(DType::BF16, &[9])]);
-    assert_eq!(found.unwrap()[0].get_f64(8), 2.0 + 2f64.powi(-5));
+    let sums = apply(Op::CumSum { axis: 0 }, &[t(DType::BF16, &[9], &elements)], vec![ty(DType::BF16, &[9])]);
+    assert_eq!(sums.unwrap()[0].get_f64(8), 2.0 + 2f64.powi(-5));
 }

@@ -55,9 +55,9 @@ return %tie
 
 #[test]
 fn noise_moves_only_sensitive_results() {
-    let found = spreads(PROGRAM, Numerics::EXACT);
+    let outputs = spreads(PROGRAM, Numerics::EXACT);
     let off = |k: usize, by: f64| {
-        let (expected, spread) = &found[k];
+        let (expected, spread) = &outputs[k];
         let moved = expected.to_f64().iter().map(|x| x + by).collect::<Vec<_>>();
         let moved = Tensor::from_f64(expected.dtype(), expected.shape(), &moved).expect("as many");
         compare_with_spread(&moved, expected, Tolerance::for_dtype_of(expected), spread)
@@ -68,7 +68,7 @@ fn noise_moves_only_sensitive_results() {
     assert!(!off(0, 100.0).agrees(), "noise does not explain everything");
     assert!(!off(1, 0.05).agrees() && !off(1, 1e-3).agrees() && !off(2, 1e-3).agrees());
     // Equal numbers that were rounded on the way are on either side of each other.
-    let (tie, spread) = &found[3];
+    let (tie, spread) = &outputs[3];
     let flipped: Vec<i64> = tie.to_i64().iter().map(|x| 1 - x).collect();
     let flipped = Tensor::from_i64(tie.dtype(), tie.shape(), &flipped).expect("as many");
     let c = compare_with_spread(&flipped, tie, Tolerance::EXACT, spread);
@@ -166,13 +166,13 @@ return %small
         (Numerics::from(NumericsClass::Narrow), false),
         (Numerics::EXACT, false),
     ] {
-        let found = spreads(program, classes);
+        let outputs = spreads(program, classes);
         let passes = |k: usize, x: f64| {
-            let (expected, spread) = &found[k];
-            let all = vec![x; 64];
-            let all = Tensor::from_f64(expected.dtype(), expected.shape(), &all).expect("as many");
+            let (expected, spread) = &outputs[k];
+            let elements = vec![x; 64];
+            let outlier = Tensor::from_f64(expected.dtype(), expected.shape(), &elements).expect("as many");
             let tolerance = Tolerance { may_overflow: true, ..Tolerance::for_dtype_of(expected) };
-            compare_with_spread(&all, expected, tolerance, spread).agrees()
+            compare_with_spread(&outlier, expected, tolerance, spread).agrees()
         };
         assert_eq!((passes(0, inf), passes(1, -inf)), (overflows, overflows), "{classes}");
         for (k, x) in [(0, -inf), (1, inf), (0, nan), (1, nan), (2, nan), (2, inf), (2, -inf)] {

@@ -127,15 +127,15 @@ fn only_a_class_that_is_used_extends_the_history() {
 fn tolerances_follow_the_history_and_not_the_type() {
     let ones = |dtype| symmc_ir::Tensor::from_f64(dtype, vec![2], &[1.0, 1.0]).expect("two elements");
     let wide = ones(symmc_ir::DType::F64);
-    let of = |history: &RoundingHistory| Tolerance::for_history(history, &wide);
-    assert_eq!(of(&RoundingHistory::EXACT), Tolerance::EXACT);
-    assert_eq!(of(&RoundingHistory::rounded_to(symmc_ir::DType::F32)).relative, 3e-5);
+    let tolerance = |history: &RoundingHistory| Tolerance::for_history(history, &wide);
+    assert_eq!(tolerance(&RoundingHistory::EXACT), Tolerance::EXACT);
+    assert_eq!(tolerance(&RoundingHistory::rounded_to(symmc_ir::DType::F32)).relative, 3e-5);
     // An f16 intermediate has the steps of f16 near zero, whatever type returns it.
-    let halves = of(&RoundingHistory::rounded_to(symmc_ir::DType::F16));
+    let halves = tolerance(&RoundingHistory::rounded_to(symmc_ir::DType::F16));
     assert!(halves.relative == 5e-3 && halves.absolute > 5e-3 + 2e-7);
-    let whole = symmc_ir::Tensor::from_i64(symmc_ir::DType::I64, vec![1], &[1]).expect("one element");
+    let integers = symmc_ir::Tensor::from_i64(symmc_ir::DType::I64, vec![1], &[1]).expect("one element");
     assert_eq!(
-        Tolerance::for_history(&RoundingHistory::rounded_to(symmc_ir::DType::F32), &whole),
+        Tolerance::for_history(&RoundingHistory::rounded_to(symmc_ir::DType::F32), &integers),
         Tolerance::EXACT
     );
 }

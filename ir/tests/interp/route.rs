@@ -27,44 +27,44 @@ fn routed(align: u32, layout: RouteLayout, capacity: usize) -> Result<Vec<Vec<Te
 
 #[test]
 fn expert_layout_orders_slots_by_rank_token_and_slot() {
-    let found = routed(1, RouteLayout::Expert, 5).unwrap();
+    let results = routed(1, RouteLayout::Expert, 5).unwrap();
     // Expert 0 has the slots 0, 3 and 4, expert 1 has slot 2; expert 2 has slot 5, expert 3 has 1 and 7.
-    let all = [0, 6, 3, 1, 2, 5, -1, 7];
+    let slots = [0, 6, 3, 1, 2, 5, -1, 7];
     let first = [
-        i64s(&[2, 2], &all[..4]),
-        i64s(&[4, 2], &all),
+        i64s(&[2, 2], &slots[..4]),
+        i64s(&[4, 2], &slots),
         i64s(&[5], &[0, 3, 4, 2, -1]),
         i64s(&[2], &[3, 1]),
         i64s(&[2], &[3, 4]),
     ];
     let second = [
-        i64s(&[2, 2], &all[4..]),
-        i64s(&[4, 2], &all),
+        i64s(&[2, 2], &slots[4..]),
+        i64s(&[4, 2], &slots),
         i64s(&[5], &[5, 1, 7, -1, -1]),
         i64s(&[2], &[1, 2]),
         i64s(&[2], &[1, 3]),
     ];
-    assert_same("rank 0", &found[0], &first, 0.0);
-    assert_same("rank 1", &found[1], &second, 0.0);
+    assert_same("rank 0", &results[0], &first, 0.0);
+    assert_same("rank 1", &results[1], &second, 0.0);
 }
 
 #[test]
 fn sections_begin_at_multiples_of_the_alignment() {
-    let found = routed(4, RouteLayout::Expert, 8).unwrap();
-    assert_eq!(found[0][2].to_i64(), [0, 3, 4, -1, 2, -1, -1, -1]);
-    assert_eq!(found[0][3].to_i64(), [3, 1]);
-    assert_eq!(found[0][4].to_i64(), [4, 8]);
-    assert_eq!(found[1][1].to_i64(), [0, 12, 4, 1, 2, 8, -1, 13]);
+    let results = routed(4, RouteLayout::Expert, 8).unwrap();
+    assert_eq!(results[0][2].to_i64(), [0, 3, 4, -1, 2, -1, -1, -1]);
+    assert_eq!(results[0][3].to_i64(), [3, 1]);
+    assert_eq!(results[0][4].to_i64(), [4, 8]);
+    assert_eq!(results[1][1].to_i64(), [0, 12, 4, 1, 2, 8, -1, 13]);
 }
 
 #[test]
 fn batched_layout_divides_capacity_equally_among_experts() {
-    let found = routed(1, RouteLayout::Batched, 7).unwrap();
-    assert_eq!(found[0][2].to_i64(), [0, 3, 4, 2, -1, -1, -1]);
-    assert_eq!(found[0][3].to_i64(), [3, 1]);
-    assert_eq!(found[0][4].to_i64(), [3, 4]);
-    assert_eq!(found[1][2].to_i64(), [5, -1, -1, 1, 7, -1, -1]);
-    assert_eq!(found[1][4].to_i64(), [1, 5]);
+    let results = routed(1, RouteLayout::Batched, 7).unwrap();
+    assert_eq!(results[0][2].to_i64(), [0, 3, 4, 2, -1, -1, -1]);
+    assert_eq!(results[0][3].to_i64(), [3, 1]);
+    assert_eq!(results[0][4].to_i64(), [3, 4]);
+    assert_eq!(results[1][2].to_i64(), [5, -1, -1, 1, 7, -1, -1]);
+    assert_eq!(results[1][4].to_i64(), [1, 5]);
     match routed(1, RouteLayout::Batched, 5) {
         Err(InterpError::Op { error, .. }) => {
             assert_eq!(error, OpError::ExpertCapacity { expert: 0, found: 3, capacity: 2 });
@@ -75,26 +75,26 @@ fn batched_layout_divides_capacity_equally_among_experts() {
 
 #[test]
 fn rank_layout_sends_each_token_once_per_rank() {
-    let found = routed(1, RouteLayout::Rank, 4).unwrap();
+    let results = routed(1, RouteLayout::Rank, 4).unwrap();
     // Rank 0 has experts of tokens 0 and 1 of rank 0, and of token 0 of rank 1.
-    assert_eq!(found[0][2].to_i64(), [0, 2, 4, -1]);
-    assert_eq!(found[0][3].to_i64(), [2, 1]);
-    assert_eq!(found[0][4].to_i64(), [2, 3]);
-    assert_eq!(found[1][2].to_i64(), [1, 5, 7, -1]);
-    assert_eq!(found[1][3].to_i64(), [1, 2]);
+    assert_eq!(results[0][2].to_i64(), [0, 2, 4, -1]);
+    assert_eq!(results[0][3].to_i64(), [2, 1]);
+    assert_eq!(results[0][4].to_i64(), [2, 3]);
+    assert_eq!(results[1][2].to_i64(), [1, 5, 7, -1]);
+    assert_eq!(results[1][3].to_i64(), [1, 2]);
     // Slot 3 is on the rank of slot 2.
-    assert_eq!(found[0][1].to_i64(), [0, 4, 1, -1, 2, 5, -1, 6]);
+    assert_eq!(results[0][1].to_i64(), [0, 4, 1, -1, 2, 5, -1, 6]);
 }
 
 #[test]
 fn local_route_sorts_the_slots_of_one_rank() {
     let op = route(3, 1, RouteLayout::Expert, RouteScope::Local);
     let ids = t(DType::I32, &[4, 1], &[2.0, 0.0, 2.0, 0.0]);
-    let found = apply(op, &[ids], route_types(1, 4, 1, 4, 3)).unwrap();
+    let results = apply(op, &[ids], route_types(1, 4, 1, 4, 3)).unwrap();
     let rows = i64s(&[4, 1], &[2, 0, 3, 1]);
     let expected =
         [rows.clone(), rows, i64s(&[4], &[1, 3, 0, 2]), i64s(&[3], &[2, 0, 2]), i64s(&[3], &[2, 2, 4])];
-    assert_same("local", &found, &expected, 0.0);
+    assert_same("local", &results, &expected, 0.0);
 }
 
 #[test]
@@ -169,10 +169,10 @@ fn rows_are_added_by_rank_and_then_by_slot() {
     let reduced = own.map(|x| vec![x, all_rows.clone()]);
     let op = |group| Op::Collective(Collective { kind: CollectiveKind::ReduceRows, group, variant: None });
     let types = vec![ty(DType::F32, &[1, 1]), ty(DType::F32, &[1, 1])];
-    let found = apply_on_ranks(&[&[0, 1]], op, &reduced, types).unwrap();
-    assert_eq!([found[0][0].to_f64(), found[1][0].to_f64()], [[large + 2.0], [0.0]]);
+    let results = apply_on_ranks(&[&[0, 1]], op, &reduced, types).unwrap();
+    assert_eq!([results[0][0].to_f64(), results[1][0].to_f64()], [[large + 2.0], [0.0]]);
     // The second results have the sums of the other rank.
-    assert_eq!([found[0][1].to_f64(), found[1][1].to_f64()], [[2.0], [0.0]]);
+    assert_eq!([results[0][1].to_f64(), results[1][1].to_f64()], [[2.0], [0.0]]);
 }
 
 #[test]
@@ -184,6 +184,6 @@ fn rows_without_elements_come_back() {
     let op = |group| Op::Collective(Collective { kind: CollectiveKind::ReduceRows, group, variant: None });
     let types = vec![ty(DType::F32, &[2, 0]), ty(DType::F32, &[2, 0])];
     let reduced = [0, 1].map(|_| own(i64s(&[4, 1], &[0, 1, 2, -1])));
-    let found = apply_on_ranks(&[&[0, 1]], op, &reduced, types).unwrap();
-    assert_eq!([found[0][0].shape(), found[1][1].shape()], [[2, 0]; 2]);
+    let results = apply_on_ranks(&[&[0, 1]], op, &reduced, types).unwrap();
+    assert_eq!([results[0][0].shape(), results[1][1].shape()], [[2, 0]; 2]);
 }

@@ -32,15 +32,15 @@ fn ranks_take_the_pieces_of_their_positions() {
     let operands: Vec<Vec<Tensor>> = (0..4).map(operand).collect();
     let pieces = |cells: &[&[u32]], axis: usize, shape: &[usize]| {
         let results = vec![ty(DType::I64, shape)];
-        let found = apply_on_ranks(cells, |group| Op::Shard { axis, group }, &operands, results).unwrap();
-        found.iter().map(|rank| rank[0].to_i64()).collect::<Vec<_>>()
+        let outputs = apply_on_ranks(cells, |group| Op::Shard { axis, group }, &operands, results).unwrap();
+        outputs.iter().map(|rank| rank[0].to_i64()).collect::<Vec<_>>()
     };
     let by_columns = vec![vec![3, 7], vec![12, 16], vec![21, 25], vec![30, 34]];
     assert_eq!(pieces(&[&[3, 2, 1, 0]], 1, &[2, 1]), by_columns);
     let by_rows = vec![vec![0, 1, 2, 3], vec![14, 15, 16, 17], vec![24, 25, 26, 27], vec![30, 31, 32, 33]];
     assert_eq!(pieces(&[&[0, 2], &[3, 1]], 0, &[1, 4]), by_rows);
-    let whole: Vec<Vec<i64>> = operands.iter().map(|rank| rank[0].to_i64()).collect();
-    assert_eq!(pieces(&[&[2], &[0], &[1], &[3]], 1, &[2, 4]), whole);
+    let unsharded: Vec<Vec<i64>> = operands.iter().map(|rank| rank[0].to_i64()).collect();
+    assert_eq!(pieces(&[&[2], &[0], &[1], &[3]], 1, &[2, 4]), unsharded);
 }
 
 /// A collective on one-axis i64 operands gives these results.
@@ -50,9 +50,9 @@ fn check_exchange(kind: CollectiveKind, cells: &[&[u32]], operands: &[&[i64]], e
         rows.iter().map(|row| vec![i64s(&[row.len()], row)]).collect()
     };
     let expected = tensors(expected);
-    let found = exchange(kind.clone(), cells, &tensors(operands), &[type_of(&expected[0][0])]).unwrap();
-    for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
-        assert_same(&format!("{kind:?} on rank {rank}"), found, expected, 0.0);
+    let outputs = exchange(kind.clone(), cells, &tensors(operands), &[type_of(&expected[0][0])]).unwrap();
+    for (rank, (actual, expected)) in outputs.iter().zip(&expected).enumerate() {
+        assert_same(&format!("{kind:?} on rank {rank}"), actual, expected, 0.0);
     }
 }
 
@@ -129,16 +129,16 @@ fn all_to_all_by_splits_on_the_device() {
     let results = [ty(DType::F32, &[3, 2]), ty(DType::I64, &[2])];
     let x = |first: f64| f32s(&[3, 2], &(0..6).map(|i| first + f64::from(i)).collect::<Vec<_>>());
     let operands = |a: [i64; 2], b: [i64; 2]| [vec![x(10.0), i64s(&[2], &a)], vec![x(20.0), i64s(&[2], &b)]];
-    let found = exchange(kind.clone(), &[], &operands([1, 2], [2, 1]), &results).unwrap();
+    let outputs = exchange(kind.clone(), &[], &operands([1, 2], [2, 1]), &results).unwrap();
     let first = [f32s(&[3, 2], &[10.0, 11.0, 20.0, 21.0, 22.0, 23.0]), i64s(&[2], &[1, 2])];
     let second = [f32s(&[3, 2], &[12.0, 13.0, 14.0, 15.0, 24.0, 25.0]), i64s(&[2], &[2, 1])];
-    assert_same("rank 0", &found[0], &first, 0.0);
-    assert_same("rank 1", &found[1], &second, 0.0);
+    assert_same("rank 0", &outputs[0], &first, 0.0);
+    assert_same("rank 1", &outputs[1], &second, 0.0);
     // Rows without data are zero.
-    let found = exchange(kind.clone(), &[], &operands([0, 1], [0, 0]), &results).unwrap();
-    assert_same("rank 0", &found[0], &[f32s(&[3, 2], &[0.0; 6]), i64s(&[2], &[0, 0])], 0.0);
+    let outputs = exchange(kind.clone(), &[], &operands([0, 1], [0, 0]), &results).unwrap();
+    assert_same("rank 0", &outputs[0], &[f32s(&[3, 2], &[0.0; 6]), i64s(&[2], &[0, 0])], 0.0);
     let second = [f32s(&[3, 2], &[10.0, 11.0, 0.0, 0.0, 0.0, 0.0]), i64s(&[2], &[1, 0])];
-    assert_same("rank 1", &found[1], &second, 0.0);
+    assert_same("rank 1", &outputs[1], &second, 0.0);
     for (a, b, rank, what, splits) in [
         ([2, 2], [0, 0], 0, "rows sent", [2, 2]),
         ([0, 0], [-1, 1], 1, "rows sent", [-1, 1]),
@@ -215,8 +215,8 @@ fn linear_dims_are_solved_in_turn() {
     b.symbol("m", 0, 100);
     let x = b.input(InputKind::Argument, "x", "", TensorType::new(DType::Bool, vec![half]), None);
     b.output(x);
-    let found = infer_bindings(&b.finish(), &[&Tensor::zeros(DType::Bool, [3]).unwrap()]);
-    assert_eq!(found.unwrap_err().to_string(), "the symbol m of %x has no value");
+    let solution = infer_bindings(&b.finish(), &[&Tensor::zeros(DType::Bool, [3]).unwrap()]);
+    assert_eq!(solution.unwrap_err().to_string(), "the symbol m of %x has no value");
 }
 
 #[test]
@@ -232,8 +232,8 @@ fn runs_check_their_inputs() {
         bindings
     };
     let y = f32s(&[2, 2], &[2.0, -1.0, 1.0, 0.0]);
-    let found = run(&graph, &bind(2, 1), &inputs).unwrap();
-    assert_same("outputs", &found[0], &[y.clone(), (*z).clone(), y], 0.0);
+    let outputs = run(&graph, &bind(2, 1), &inputs).unwrap();
+    assert_same("outputs", &outputs[0], &[y.clone(), (*z).clone(), y], 0.0);
     let error = |g: &Graph, b: &SymbolBindings, i: &[Vec<Arc<Tensor>>]| run(g, b, i).unwrap_err().to_string();
     assert_eq!(error(&graph, &bind(9, 1), &inputs), "the symbol tokens is 9, expected 2 to 8");
     assert_eq!(error(&graph, &SymbolBindings::new(), &inputs), "the symbol tokens of %z has no value");
@@ -268,8 +268,8 @@ fn sizes_that_do_not_fit_are_errors() {
         let ty = TensorType::new(DType::Bool, extents.map(Dim::from).to_vec());
         let big = b.op_as("big", Op::Full(Scalar::Int(0)), &[], ty).unwrap();
         b.output(big);
-        let found = run(&b.finish(), &SymbolBindings::new(), &[vec![]]).unwrap_err();
-        assert_eq!(found.to_string(), message);
+        let error = run(&b.finish(), &SymbolBindings::new(), &[vec![]]).unwrap_err();
+        assert_eq!(error.to_string(), message);
     }
     // No ranks, nothing to do.
     let mut b = GraphBuilder::new("nobody", Some(0));
@@ -288,17 +288,17 @@ fn broken_graphs_are_refused() {
     let v = b.input(InputKind::Argument, "x", "", type_of(&x), None);
     let y = b.collective("y", CollectiveKind::AllReduce(CollectiveReduceOp::Sum), group, &[v]).unwrap()[0];
     b.output(y);
-    let found = run(&b.finish(), &SymbolBindings::new(), &inputs(3)).unwrap_err();
+    let error = run(&b.finish(), &SymbolBindings::new(), &inputs(3)).unwrap_err();
     assert_eq!(
-        found.to_string(),
+        error.to_string(),
         "group @tp: expected cells of equal size that contain each of 3 ranks once, found [[0, 1], [1, 2]]"
     );
     let mut graph = Graph::new("types");
     graph.ranks = Some(1);
     let v = graph.add_input(InputKind::Argument, "x", "", type_of(&x), None);
     graph.add_node(Op::Copy, vec![v], vec![("y".into(), ty(DType::F32, &[3]))]);
-    let found = run(&graph, &SymbolBindings::new(), &inputs(1)).unwrap_err();
-    assert!(matches!(found, InterpError::Type { node, op: "copy", .. } if node == "y"));
+    let error = run(&graph, &SymbolBindings::new(), &inputs(1)).unwrap_err();
+    assert!(matches!(error, InterpError::Type { node, op: "copy", .. } if node == "y"));
 }
 
 #[test]
@@ -337,9 +337,9 @@ fn opaque_and_custom_ops() {
         assert_eq!((call.ranks.len(), call.results.len()), (1, 1));
         Ok(vec![vec![f32s(&[1], &[2.0 * call.operands[0][0].get_f64(0)])]])
     });
-    let found = run_with_registry(&graph, &SymbolBindings::new(), &inputs, &registry).unwrap();
-    let found: Vec<f64> = found.iter().map(|out| out[0].get_f64(0)).collect();
-    assert_eq!(found, [2.0, 0.0, 6.0, 4.0]);
+    let outputs = run_with_registry(&graph, &SymbolBindings::new(), &inputs, &registry).unwrap();
+    let firsts: Vec<f64> = outputs.iter().map(|out| out[0].get_f64(0)).collect();
+    assert_eq!(firsts, [2.0, 0.0, 6.0, 4.0]);
     registry.register("ns::twice", |_| Err("no memory".into()));
     assert_eq!(error(&registry), "rank 0, %y (custom): the custom op `ns::twice`: no memory");
     registry.register("ns::twice", |_| Ok(vec![vec![i64s(&[1], &[1])]]));
@@ -451,10 +451,10 @@ fn a_divided_product_is_the_whole_product() {
             vec![Arc::new(f32s(&[3, 2], &columns)), Arc::new(f32s(&[2, 2], &whole_w[4 * r..][..4]))]
         })
         .collect();
-    let found = run(&b.finish(), &SymbolBindings::new(), &inputs).unwrap();
+    let outputs = run(&b.finish(), &SymbolBindings::new(), &inputs).unwrap();
     let operands = [f32s(&[3, 4], &whole_x), f32s(&[4, 2], &whole_w)];
     let expected = apply(Op::MATMUL, &operands, vec![ty(DType::F32, &[3, 2])]).unwrap();
-    found.iter().for_each(|found| assert_same("rank", found, &expected, 0.0));
+    outputs.iter().for_each(|actual| assert_same("rank", actual, &expected, 0.0));
 }
 
 /// Inputs of every kind and use that seeds distinguish.
@@ -478,8 +478,8 @@ fn inputs_of_all_kinds() -> Graph {
     // The ids index through a cast, a reshape and an all-gather.
     let wide = b.op_as("wide", Op::Cast, &[ids], ty(DType::I64, &[10, 10])).unwrap();
     let flat = b.reshape("flat", wide, vec![Dim::from(100)]).unwrap();
-    let all = b.collective("all", CollectiveKind::AllGather, world, &[flat]).unwrap()[0];
-    let rows = b.op("rows", Op::Take { axis: 0 }, &[table, all]).unwrap();
+    let gathered = b.collective("all", CollectiveKind::AllGather, world, &[flat]).unwrap()[0];
+    let rows = b.op("rows", Op::Take { axis: 0 }, &[table, gathered]).unwrap();
     let normed =
         b.op("n", Op::RmsNorm { axes: 1, eps: FloatAttribute(0.0), round_first: false }, &[x, norm]).unwrap();
     let sent = b
@@ -514,10 +514,10 @@ fn seeds_draw_fitting_inputs() {
     assert_eq!(range(&inputs[5]), (0.0, 1.0));
     assert_eq!(inputs[8].to_i64(), [42]);
     // Arguments are shared, parameters are not; another seed gives others.
-    let other = draw(1, 1);
+    let redrawn = draw(1, 1);
     for i in 0..8 {
         assert_eq!(
-            inputs[i] == other[i],
+            inputs[i] == redrawn[i],
             graph.inputs.values().nth(i).unwrap().kind == InputKind::Argument,
             "input {i}"
         );
@@ -533,13 +533,13 @@ fn seeds_draw_fitting_inputs() {
     let bindings = SymbolBindings::new();
     let seeds = SeededInputs::new(&graph, &bindings, SeedConfig::new(1));
     for (id, whole) in graph.inputs.keys().zip(&inputs) {
-        let part = seeds.generate_sample(id, 0, 3).unwrap();
+        let sample = seeds.generate_sample(id, 0, 3).unwrap();
         let count = if whole.dtype().is_float() {
             whole.data().len().min(3 * whole.dtype().size())
         } else {
             whole.data().len()
         };
-        assert_eq!(part.data(), &whole.data()[..count], "%{}", graph.value_name(graph.inputs[id].value));
+        assert_eq!(sample.data(), &whole.data()[..count], "%{}", graph.value_name(graph.inputs[id].value));
     }
     // Whatever the seed, split sizes fit, groups of rows end in order, and the program runs.
     for seed in 0..20 {

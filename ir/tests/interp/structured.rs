@@ -184,7 +184,7 @@ fn attention() {
 #[test]
 fn attention_sees_the_columns_that_all_bounds_admit() {
     // Each value is its own bit, and all scores are equal: four times the mean tells the columns.
-    let seen = |bounds: Vec<AttentionBound>, positions: &[Tensor]| {
+    let attend = |bounds: Vec<AttentionBound>, positions: &[Tensor]| {
         let op =
             Op::Attention { scale: FloatAttribute(1.0), cap: None, bounds, sink: false, log_sum_exp: false };
         let v = f32s(&[1, 6, 1], &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0]);
@@ -197,24 +197,25 @@ fn attention_sees_the_columns_that_all_bounds_admit() {
     };
     let rows = |rows: [&[i32]; 4]| [f32s(&[1, 4, 1], &rows.map(mean))];
     let of_row = AttentionBound::relative_to_row;
-    let at = |side, add: i64| AttentionBound { row: false, ..of_row(side, add) };
+    let column = |side, add: i64| AttentionBound { row: false, ..of_row(side, add) };
     let chunk = |bound: AttentionBound, n| AttentionBound { chunk: Some(n), ..bound };
     let operand = |bound: AttentionBound| AttentionBound { operand: true, ..bound };
     let (below, from) = (BoundSide::Below, BoundSide::From);
     let window = vec![of_row(below, 1), of_row(from, -1)];
-    let (op, x) = seen(window, &[]);
+    let (op, x) = attend(window, &[]);
     check_near(op, &x, &rows([&[0], &[0, 1], &[1, 2], &[2, 3]]), 1e-6);
     // Rows from position 3 on in chunks of 2: 3, 4, 5, 6.
     let chunks = vec![of_row(below, 4), chunk(of_row(from, 3), 2)];
-    let (op, x) = seen(chunks, &[]);
+    let (op, x) = attend(chunks, &[]);
     check_near(op, &x, &rows([&[2, 3], &[4], &[4, 5], &[]]), 1e-6);
-    let (op, x) = seen(vec![chunk(of_row(below, -1), 3)], &[]);
+    let (op, x) = attend(vec![chunk(of_row(below, -1), 3)], &[]);
     check_near(op, &x, &rows([&[], &[0, 1, 2], &[0, 1, 2], &[0, 1, 2]]), 1e-6);
-    let (op, x) = seen(vec![at(below, 4), at(from, -7), at(from, 2)], &[]);
+    let (op, x) = attend(vec![column(below, 4), column(from, -7), column(from, 2)], &[]);
     check_near(op, &x, &rows([&[2, 3]; 4]), 1e-6);
     // Operands in the order of their bounds; they broadcast, and may be far away.
     let positions = [i64s(&[4, 1], &[2, i64::MAX, 6, i64::MIN]), i64s(&[], &[1])];
-    let (op, x) = seen(vec![operand(of_row(below, 0)), at(below, 6), operand(at(from, 0))], &positions);
+    let (op, x) =
+        attend(vec![operand(of_row(below, 0)), column(below, 6), operand(column(from, 0))], &positions);
     check_near(op, &x, &rows([&[1], &[1, 2, 3, 4, 5], &[1, 2, 3, 4, 5], &[]]), 1e-6);
 }
 
@@ -329,18 +330,18 @@ fn index_add_and_index_put() {
     check(Op::IndexAdd { axis: 0 }, &operands, &[f32s(&[3, 2], &[3.0, 4.0, 0.0, 0.0, 6.0, 8.0])]);
     let operands = [x.clone(), t(DType::I32, &[1], &[1.0]), f32s(&[3, 1], &[7.0, 8.0, 9.0])];
     check(Op::IndexAdd { axis: 1 }, &operands, &[f32s(&[3, 2], &[0.0, 7.0, 0.0, 8.0, 0.0, 9.0])]);
-    let put = |axis, accumulate| Op::IndexPut { axis, accumulate };
+    let index_put = |axis, accumulate| Op::IndexPut { axis, accumulate };
     let (rows, columns) = (i64s(&[2], &[0, 0]), i64s(&[2], &[1, 1]));
     let operands = [x.clone(), f32s(&[2], &[5.0, 6.0]), rows, columns];
-    check(put(0, false), &operands, &[f32s(&[3, 2], &[0.0, 6.0, 0.0, 0.0, 0.0, 0.0])]);
-    check(put(0, true), &operands, &[f32s(&[3, 2], &[0.0, 11.0, 0.0, 0.0, 0.0, 0.0])]);
+    check(index_put(0, false), &operands, &[f32s(&[3, 2], &[0.0, 6.0, 0.0, 0.0, 0.0, 0.0])]);
+    check(index_put(0, true), &operands, &[f32s(&[3, 2], &[0.0, 11.0, 0.0, 0.0, 0.0, 0.0])]);
     // One source for two whole rows.
     let operands = [x.clone(), f32s(&[2], &[1.0, 2.0]), i64s(&[2], &[2, 0])];
-    check(put(0, false), &operands, &[f32s(&[3, 2], &[1.0, 2.0, 0.0, 0.0, 1.0, 2.0])]);
+    check(index_put(0, false), &operands, &[f32s(&[3, 2], &[1.0, 2.0, 0.0, 0.0, 1.0, 2.0])]);
     let operands = [x.clone(), f32s(&[], &[3.0]), i64s(&[1], &[1])];
-    check(put(1, false), &operands, &[f32s(&[3, 2], &[0.0, 3.0, 0.0, 3.0, 0.0, 3.0])]);
+    check(index_put(1, false), &operands, &[f32s(&[3, 2], &[0.0, 3.0, 0.0, 3.0, 0.0, 3.0])]);
     let operands = [x.clone(), f32s(&[2], &[1.0, 2.0]), i64s(&[0], &[])];
-    check(put(0, true), &operands, &[x]);
+    check(index_put(0, true), &operands, &[x]);
     // Sums of a scatter are wide too: 2 + 8 * 2^-8 in bf16.
     let bf16 = |shape: &[usize], v: &[f64]| t(DType::BF16, shape, v);
     let operands = [bf16(&[1], &[2.0]), i64s(&[8], &[0; 8]), bf16(&[8], &[2f64.powi(-8); 8])];

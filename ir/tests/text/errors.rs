@@ -40,8 +40,8 @@ fn errors_show_the_line_and_the_place() {
 #[test]
 fn long_lines_are_cut() {
     let zeros = "0".repeat(10_000);
-    let found = error(&format!("program \"t\" ranks 2\nconst %x: u8[5000] = hex\"{zeros}\" ? {zeros}\n"));
-    let lines: Vec<&str> = found.lines().collect();
+    let message = error(&format!("program \"t\" ranks 2\nconst %x: u8[5000] = hex\"{zeros}\" ? {zeros}\n"));
+    let lines: Vec<&str> = message.lines().collect();
     assert_eq!(lines[0], "line 2, column 10028: expected the end of the line, found `?`");
     assert!(lines[1].chars().count() < 140 && lines[1].starts_with("  | …000") && lines[1].ends_with("000…"));
     let caret = lines[2].chars().position(|c| c == '^').unwrap();
@@ -113,9 +113,9 @@ const STATEMENTS: &[(&str, &str)] = &[
 fn statements() {
     let mut wrong = String::new();
     for &(text, expected) in STATEMENTS {
-        let found = line(text);
-        if found != expected {
-            wrong += &format!("{text}\n  found {found}\n  not   {expected}\n");
+        let message = line(text);
+        if message != expected {
+            wrong += &format!("{text}\n  found {message}\n  not   {expected}\n");
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
@@ -173,9 +173,9 @@ fn nodes() {
         ("opaque %x", "expected the name of the op as a string, found `%x`"),
         ("%x", "expected an op, found `%x`"),
     ] {
-        let found = parse(&format!("{HEADER}%y: f32[n, 8] = {text}\n")).expect_err(text).message;
-        if found != expected {
-            wrong += &format!("{text}\n  found {found}\n  not   {expected}\n");
+        let message = parse(&format!("{HEADER}%y: f32[n, 8] = {text}\n")).expect_err(text).message;
+        if message != expected {
+            wrong += &format!("{text}\n  found {message}\n  not   {expected}\n");
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
@@ -207,7 +207,7 @@ fn dims() {
         (&format!("n{}", "*n".repeat(256)), "the dim has more than 256 factors"),
         (&format!("mod(n, 9){}", "*(mod(n, 9) + 1)".repeat(100)), "the dim has more than 256 factors"),
     ] {
-        let found = read(text).unwrap_or_else(|message| message);
-        assert_eq!(found, expected, "{}", &text[..text.len().min(40)]);
+        let actual = read(text).unwrap_or_else(|message| message);
+        assert_eq!(actual, expected, "{}", &text[..text.len().min(40)]);
     }
 }

@@ -241,18 +241,18 @@ fn graph(mut choices: DecisionSource) -> Graph {
     let custom = CustomOp { name: c.name(), symmetric_operands, symmetric_results, group };
     b.graph_mut().customs.push(custom);
     for _ in 0..4 + c.below(60) {
-        let known = b.graph().values.len();
-        if known < 3 || c.below(6) == 0 {
+        let count = b.graph().values.len();
+        if count < 3 || c.below(6) == 0 {
             input(c, &mut b);
             continue;
         }
         let op = c.op(b.graph());
         // Two operands of one type are what most ops want.
-        let first = ValueId::new(c.below(known));
+        let first = ValueId::new(c.below(count));
         let alike = b.graph().values.keys().filter(|&v| b.graph().ty(v) == b.graph().ty(first));
         let alike: Vec<ValueId> = alike.collect();
         let any =
-            |c: &mut DecisionSource| if c.flag() { c.one(&alike) } else { ValueId::new(c.below(known)) };
+            |c: &mut DecisionSource| if c.flag() { c.one(&alike) } else { ValueId::new(c.below(count)) };
         let operands: Vec<ValueId> = (0..c.one(&[0, 1, 1, 2, 2, 3])).map(|_| any(c)).collect();
         if b.node("v", op.clone(), &operands).is_err() {
             let types = c.declared(&op, b.graph(), &operands);
@@ -297,9 +297,9 @@ proptest! {
     fn graphs_read_back_as_printed(choices in prop::collection::vec(any::<u64>(), 1000)) {
         let graph = graph(DecisionSource(choices));
         let text = print(&graph);
-        let again = parse(&text).map_err(|e| TestCaseError::fail(format!("{e}\n{text}")))?;
-        prop_assert_eq!(&again, &graph, "{}", text);
-        prop_assert_eq!(print(&again), text);
+        let reparsed = parse(&text).map_err(|e| TestCaseError::fail(format!("{e}\n{text}")))?;
+        prop_assert_eq!(&reparsed, &graph, "{}", text);
+        prop_assert_eq!(print(&reparsed), text);
     }
 }
 
@@ -331,8 +331,8 @@ proptest! {
         b.node("y", op, &operands).map_err(|e| TestCaseError::fail(e.to_string()))?;
         let graph = b.finish();
         let text = print(&graph);
-        let again = parse(&text).map_err(|e| TestCaseError::fail(format!("{e}\n{text}")))?;
-        prop_assert_eq!(again, graph, "{}", text);
+        let reparsed = parse(&text).map_err(|e| TestCaseError::fail(format!("{e}\n{text}")))?;
+        prop_assert_eq!(reparsed, graph, "{}", text);
     }
 }
 
@@ -352,20 +352,20 @@ impl XorshiftRng {
 fn mutate(text: &[u8], others: &[u8], random: &mut XorshiftRng) -> Vec<u8> {
     let mut out = text.to_vec();
     for _ in 0..1 + random.below(3) {
-        let at = random.below(out.len());
-        let to = (at + random.below(12)).min(out.len());
+        let start = random.below(out.len());
+        let end = (start + random.below(12)).min(out.len());
         match random.below(5) {
-            0 => drop(out.drain(at..to)),
+            0 => drop(out.drain(start..end)),
             1 => {
                 let word = others.split(|c| c.is_ascii_whitespace()).nth(random.below(400)).unwrap_or(b"[");
-                out.splice(at..to, word.iter().copied());
+                out.splice(start..end, word.iter().copied());
             }
-            2 if at < out.len() => out[at] = b" %@\"[](),:=+-*?.0123456789naxe\n"[random.below(30)],
-            3 if at < out.len() && random.below(4) == 0 => out[at] = random.below(256) as u8,
+            2 if start < out.len() => out[start] = b" %@\"[](),:=+-*?.0123456789naxe\n"[random.below(30)],
+            3 if start < out.len() && random.below(4) == 0 => out[start] = random.below(256) as u8,
             _ => {
                 let from = random.below(others.len());
                 let piece = &others[from..(from + random.below(60)).min(others.len())];
-                out.splice(at..at, piece.iter().copied());
+                out.splice(start..start, piece.iter().copied());
             }
         }
     }
@@ -375,7 +375,7 @@ fn mutate(text: &[u8], others: &[u8], random: &mut XorshiftRng) -> Vec<u8> {
 #[test]
 fn any_text_reads_or_fails_cleanly() {
     let texts: Vec<String> = super::corpus().into_iter().map(|(_, text)| text).collect();
-    let others = texts.concat().into_bytes();
+    let corpus = texts.concat().into_bytes();
     texts.iter().for_each(|text| fuzz::check(text.as_bytes()));
     let mut random = XorshiftRng(0x9e37_79b9_7f4a_7c15);
     let start = Instant::now();
@@ -383,6 +383,6 @@ fn any_text_reads_or_fails_cleanly() {
         let text = &texts[random.below(texts.len())];
         let lines: Vec<&str> = text.lines().collect();
         let text = lines[..1 + random.below(lines.len())].join("\n");
-        fuzz::check(&mutate(text.as_bytes(), &others, &mut random));
+        fuzz::check(&mutate(text.as_bytes(), &corpus, &mut random));
     }
 }

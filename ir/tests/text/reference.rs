@@ -52,11 +52,11 @@ fn operands_are_as_many_as_the_typing_rules_take() {
             Op::BinaryScalar { .. } => (2, 2),
             _ => operand_counts(&n.op),
         });
-        let found = counts.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap();
-        let parts: Vec<&str> = form.operands.split(", ").filter(|p| !p.is_empty()).collect();
-        let least = parts.iter().filter(|p| !p.contains('?')).count();
-        let most = if parts.iter().any(|p| p.ends_with('…')) { usize::MAX } else { parts.len() };
-        assert_eq!((least, most), found, "{} ({})", form.name, form.operands);
+        let taken_counts = counts.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap();
+        let operands: Vec<&str> = form.operands.split(", ").filter(|p| !p.is_empty()).collect();
+        let min = operands.iter().filter(|p| !p.contains('?')).count();
+        let max = if operands.iter().any(|p| p.ends_with('…')) { usize::MAX } else { operands.len() };
+        assert_eq!((min, max), taken_counts, "{} ({})", form.name, form.operands);
     }
 }
 

@@ -105,12 +105,12 @@ fn rows_of_narrow_rotation(facts: &DispatchFacts<'_>, id: NodeId) -> Option<Dim>
 }
 
 fn are_few(facts: &DispatchFacts<'_>, nodes: impl Iterator<Item = NodeId>) -> bool {
-    let most = facts.capabilities().batch.and_then(|b| b.rotary).map_or(0, |r| u64::from(r.rows));
-    let all: Option<Vec<SkinnyProduct>> = nodes.map(|n| SkinnyProduct::full_product(facts, n)).collect();
-    let all = all.unwrap_or_default();
-    let Some(first) = all.first() else { return false };
-    let can_share = first.rows <= most && all.iter().all(|p| p.can_share_kernel(first));
-    can_share && is_narrow(facts, all.iter().map(|p| p.columns).sum())
+    let max_rows = facts.capabilities().batch.and_then(|b| b.rotary).map_or(0, |r| u64::from(r.rows));
+    let products: Option<Vec<SkinnyProduct>> = nodes.map(|n| SkinnyProduct::full_product(facts, n)).collect();
+    let products = products.unwrap_or_default();
+    let Some(first) = products.first() else { return false };
+    let can_share = first.rows <= max_rows && products.iter().all(|p| p.can_share_kernel(first));
+    can_share && is_narrow(facts, products.iter().map(|p| p.columns).sum())
 }
 
 /// Whether it pays for products with this many columns to include rotary embeddings of their results.

@@ -14,14 +14,14 @@ use crate::walk::DispatchUnit;
 
 /// Lets nodes of fewer elements join the units that are their only readers.
 pub fn join_broadcasts(facts: &DispatchFacts<'_>, units: &mut [DispatchUnit]) {
-    let Some(most) = facts.capabilities().map.map(|map| map.nodes as usize) else { return };
+    let Some(max_nodes) = facts.capabilities().map.map(|map| map.nodes as usize) else { return };
     let mut unit_of = map_nodes_to_units(facts, units);
     // Readers first, so that a chain of such nodes joins from its end.
     for node in (0..unit_of.len()).rev().map(NodeId::new) {
         let from = unit_of[node.index()];
         let Some(to) = find_only_reader(facts, &unit_of, node).filter(|&to| to != from) else { continue };
         let may_leave = from != usize::MAX && matches!(units[from].form, None | Some(DispatchForm::Map));
-        if may_leave && units[to].nodes.len() < most && can_join(facts, &units[to], node) {
+        if may_leave && units[to].nodes.len() < max_nodes && can_join(facts, &units[to], node) {
             units[from].nodes.retain(|&n| n != node);
             units[to].nodes.push(node);
             units[to].nodes.sort_unstable();
@@ -34,10 +34,10 @@ pub fn join_broadcasts(facts: &DispatchFacts<'_>, units: &mut [DispatchUnit]) {
 /// The unit of all readers of a node's result.
 fn find_only_reader(facts: &DispatchFacts<'_>, unit_of: &[usize], node: NodeId) -> Option<usize> {
     let &[result] = &facts.node(node).outputs[..] else { return None };
-    let (first, others) = facts.users[result].split_first()?;
-    let to = unit_of[first.index()];
-    let is_alone = !facts.returned[result] && others.iter().all(|n| unit_of[n.index()] == to);
-    (is_alone && to != usize::MAX).then_some(to)
+    let (first, other_readers) = facts.users[result].split_first()?;
+    let unit = unit_of[first.index()];
+    let is_alone = !facts.returned[result] && other_readers.iter().all(|n| unit_of[n.index()] == unit);
+    (is_alone && unit != usize::MAX).then_some(unit)
 }
 
 /// Whether a node can be one that the nodes of a unit broadcast.
@@ -60,7 +60,7 @@ fn can_join(facts: &DispatchFacts<'_>, unit: &DispatchUnit, node: NodeId) -> boo
     };
     let Some(own_shape) = facts.result_shape(node) else { return false };
     let is_broadcast =
-        own_shape != shape && broadcast_shapes(&[own_shape, shape]).is_ok_and(|all| all == shape);
+        own_shape != shape && broadcast_shapes(&[own_shape, shape]).is_ok_and(|joint| joint == shape);
     let reads_unit = facts
         .node(node)
         .inputs

@@ -17,15 +17,15 @@ pub fn deferred_order(facts: &DispatchFacts<'_>) -> Vec<NodeId> {
     let ends = find_trailing_nodes(facts);
     let mut deferred = EntityMap::filled(false, graph.nodes.len());
     let mut first = Vec::with_capacity(graph.nodes.len());
-    let mut last = Vec::new();
+    let mut late_nodes = Vec::new();
     for (id, node) in graph.nodes.iter() {
         let follows = node.inputs.iter().filter_map(|&v| graph.defining_node(v)).any(|n| deferred[n]);
         deferred[id] = ends[id] && (follows || reduces_rows(facts, id));
         if !facts.is_view(id) {
-            if deferred[id] { last.push(id) } else { first.push(id) }
+            if deferred[id] { late_nodes.push(id) } else { first.push(id) }
         }
     }
-    first.append(&mut last);
+    first.append(&mut late_nodes);
     first
 }
 
@@ -75,11 +75,11 @@ pub fn order_runnable<U>(
         })
         .collect();
     let mut order = Vec::with_capacity(units.len());
-    let mut seen = vec![false; units.len()];
+    let mut visited = vec![false; units.len()];
     for unit in 0..units.len() {
         let mut stack = vec![(unit, 0)];
         while let Some((u, next)) = stack.pop() {
-            if next == 0 && std::mem::replace(&mut seen[u], true) {
+            if next == 0 && std::mem::replace(&mut visited[u], true) {
                 continue;
             }
             match needs[u].get(next) {

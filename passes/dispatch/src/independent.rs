@@ -10,7 +10,7 @@ const MAX_STEP_DISTANCE: usize = 8;
 
 pub fn assign_independent(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
     let capabilities = walk.facts.capabilities();
-    let (form, most) = match walk.facts.node(id).op {
+    let (form, max_nodes) = match walk.facts.node(id).op {
         Op::RotaryEmbedding { .. } => (DispatchForm::Rotary, capabilities.rotary?.nodes),
         Op::IndexPut { .. } => (DispatchForm::Scatter, capabilities.scatter?.nodes),
         _ => return None,
@@ -18,6 +18,6 @@ pub fn assign_independent(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAss
     let read = walk.units_read_by(id);
     let unit = walk
         .open_within(form, MAX_STEP_DISTANCE)
-        .find(|&unit| !read.contains(&unit) && walk.units[unit].nodes.len() < most as usize);
+        .find(|&unit| !read.contains(&unit) && walk.units[unit].nodes.len() < max_nodes as usize);
     Some(unit.map_or(UnitAssignment::Begins(form), |unit| UnitAssignment::Joins(unit, Vec::new())))
 }

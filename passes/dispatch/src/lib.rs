@@ -81,9 +81,9 @@ fn with_rows(facts: &facts::DispatchFacts<'_>) -> Vec<DispatchUnit> {
         return units;
     }
     let reductions = facts.graph.nodes.iter().filter(|(_, n)| matches!(n.op, Op::Reduce { .. }));
-    let apart = walk_units(facts, &reductions.map(|(id, _)| id).collect());
+    let separate_units = walk_units(facts, &reductions.map(|(id, _)| id).collect());
     let refused: BTreeSet<NodeId> =
-        rows::unprofitable_reductions(facts, &units, &apart).into_iter().collect();
+        rows::unprofitable_reductions(facts, &units, &separate_units).into_iter().collect();
     if refused.is_empty() { units } else { walk_units(facts, &refused) }
 }
 
@@ -91,7 +91,7 @@ fn with_rows(facts: &facts::DispatchFacts<'_>) -> Vec<DispatchUnit> {
 fn walk_units(facts: &facts::DispatchFacts<'_>, refused: &BTreeSet<NodeId>) -> Vec<DispatchUnit> {
     let mut walk = DispatchWalk::new(facts);
     for id in joint_collectives::order_adjacent(facts, deferred::deferred_order(facts)) {
-        let place = joint_collectives::assign_joint(&walk, id)
+        let assignment = joint_collectives::assign_joint(&walk, id)
             .or_else(|| reduction::assign_reduction(&walk, id))
             .or_else(|| gather::assign_gather(&walk, id))
             .or_else(|| batch::assign_batched(&walk, id))
@@ -99,7 +99,7 @@ fn walk_units(facts: &facts::DispatchFacts<'_>, refused: &BTreeSet<NodeId>) -> V
             .or_else(|| rows::assign_rows(&walk, id, refused))
             .or_else(|| norm::assign_norm(&walk, id))
             .or_else(|| map::assign_map(&walk, id));
-        walk.assign_node(id, place);
+        walk.assign_node(id, assignment);
     }
     let mut units = walk.units;
     rows::join_maps(facts, &mut units);

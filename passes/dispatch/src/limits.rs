@@ -19,10 +19,10 @@ pub fn unit_size_limits(graph: &Graph, profile: &MachineProfile) -> BTreeMap<Sym
     }
     let base = base_values(graph);
     let facts = DispatchFacts::new(graph, &base, profile);
-    for (amount, most) in
+    for (amount, limit) in
         product::product_row_limits(&facts).into_iter().chain(batch::batch_row_limits(&facts))
     {
-        if let Some((symbol, size)) = last_size_within(graph, &amount, most) {
+        if let Some((symbol, size)) = last_size_within(graph, &amount, limit) {
             out.entry(symbol).or_default().insert(size);
         }
     }

@@ -11,12 +11,12 @@ use crate::walk::{DispatchWalk, UnitAssignment};
 
 pub fn assign_map(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
     let facts = walk.facts;
-    let most = facts.capabilities().map.filter(|_| facts.node(id).op.fits_map())?.nodes;
+    let max_nodes = facts.capabilities().map.filter(|_| facts.node(id).op.fits_map())?.nodes;
     let mut units: Vec<usize> = Vec::new();
     let mut count = 1;
     for unit in walk.open_among(walk.units_read_by(id), DispatchForm::Map) {
         let nodes = &walk.units[unit].nodes;
-        if fits_map_unit(facts, nodes, id) && count + nodes.len() <= most as usize {
+        if fits_map_unit(facts, nodes, id) && count + nodes.len() <= max_nodes as usize {
             count += nodes.len();
             units.push(unit);
         }
@@ -25,19 +25,21 @@ pub fn assign_map(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment>
         units.pop();
     }
     if units.is_empty() {
-        let most = most as usize;
-        let sharing =
-            walk.units_sharing_operand(DispatchForm::Map, id).find(|&unit| has_room(walk, unit, id, most));
-        let last = walk.last_unit(DispatchForm::Map, id).filter(|&unit| has_room(walk, unit, id, most));
-        units.extend(sharing.max(last));
+        let max_nodes = max_nodes as usize;
+        let sharing = walk
+            .units_sharing_operand(DispatchForm::Map, id)
+            .find(|&unit| has_room(walk, unit, id, max_nodes));
+        let last_unit =
+            walk.last_unit(DispatchForm::Map, id).filter(|&unit| has_room(walk, unit, id, max_nodes));
+        units.extend(sharing.max(last_unit));
     }
     Some(UnitAssignment::Merges(units, DispatchForm::Map))
 }
 
 /// Whether a node can join a unit that may have at most this many nodes.
-fn has_room(walk: &DispatchWalk<'_>, unit: usize, id: NodeId, most: usize) -> bool {
+fn has_room(walk: &DispatchWalk<'_>, unit: usize, id: NodeId, max_nodes: usize) -> bool {
     let nodes = &walk.units[unit].nodes;
-    nodes.len() < most && fits_map_unit(walk.facts, nodes, id)
+    nodes.len() < max_nodes && fits_map_unit(walk.facts, nodes, id)
 }
 
 /// Whether a node has the shape of the others, and reads their results at the same positions.

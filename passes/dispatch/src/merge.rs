@@ -24,14 +24,14 @@ const LOOKED_AT: usize = 256;
 
 /// Merges maps. The units are in an executable order, and those that were merged into others are left empty.
 pub fn merge(facts: &DispatchFacts<'_>, units: Vec<DispatchUnit>) -> Vec<DispatchUnit> {
-    let Some(most) = facts.capabilities().map.map(|map| map.nodes as usize) else { return units };
+    let Some(max_nodes) = facts.capabilities().map.map(|map| map.nodes as usize) else { return units };
     let mut merging = MapMerger::new(facts, units);
     for later in 0..merging.units.len() {
         // The nearest unit first. The merged nodes are in the earlier unit, so later units find both at
         // once.
         for earlier in (later.saturating_sub(MAX_UNIT_DISTANCE)..later).rev() {
             let count = merging.units[earlier].nodes.len() + merging.units[later].nodes.len();
-            if count <= most && merging.may_merge(earlier, later) {
+            if count <= max_nodes && merging.may_merge(earlier, later) {
                 merging.merge_units(earlier, later);
                 break;
             }
@@ -81,19 +81,19 @@ impl<'a> MapMerger<'a> {
 
     fn share_operands(&self, a: &DispatchUnit, b: &DispatchUnit) -> bool {
         let facts = self.facts;
-        let Some(whole) = a.nodes.first().and_then(|&n| facts.result_shape(n)) else { return false };
+        let Some(shape) = a.nodes.first().and_then(|&n| facts.result_shape(n)) else { return false };
         let mut touched_by_a: BTreeSet<ValueId> = BTreeSet::new();
         for node in a.nodes.iter().map(|&n| facts.node(n)) {
             touched_by_a.extend(node.inputs.iter().chain(&node.outputs));
         }
         let mut read = b.nodes.iter().flat_map(|&n| &facts.node(n).inputs);
-        read.any(|v| facts.graph.ty(*v).shape[..] == *whole && touched_by_a.contains(v))
+        read.any(|v| facts.graph.ty(*v).shape[..] == *shape && touched_by_a.contains(v))
     }
 
     /// Whether a collective reads a result of a unit, which then must not wait for anything else.
     fn is_communicated(&self, unit: &DispatchUnit) -> bool {
-        let mut given = unit.nodes.iter().flat_map(|&n| &self.facts.node(n).outputs);
-        given.any(|&v| self.facts.communicated[v])
+        let mut results = unit.nodes.iter().flat_map(|&n| &self.facts.node(n).outputs);
+        results.any(|&v| self.facts.communicated[v])
     }
 
     /// Whether both units wait for the same collectives, or for ones that can run concurrently with a
@@ -114,13 +114,13 @@ impl<'a> MapMerger<'a> {
         // Units before both need neither of them, down to a position that no merged unit spans.
         let front = unit.min(other);
         let first = (0..front).rev().find(|&u| !self.is_spanned[u]).map_or(0, |u| u + 1);
-        let mut seen = BTreeSet::from([unit]);
+        let mut visited = BTreeSet::from([unit]);
         let mut next: Vec<usize> = self.needed_units(unit).filter(|&u| u != other).collect();
         while let Some(u) = next.pop() {
-            if u == other || seen.len() > LOOKED_AT {
+            if u == other || visited.len() > LOOKED_AT {
                 return true;
             }
-            if u >= first && seen.insert(u) {
+            if u >= first && visited.insert(u) {
                 next.extend(self.needed_units(u));
             }
         }

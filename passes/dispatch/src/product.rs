@@ -194,17 +194,17 @@ pub fn product_row_limits(facts: &DispatchFacts<'_>) -> Vec<(Dim, u64)> {
             continue;
         }
         let SkinnyProduct { columns, k, .. } = product;
-        let others = facts.users[product.left].iter().take(MAX_USERS);
-        let same_shape = others
+        let readers = facts.users[product.left].iter().take(MAX_USERS);
+        let same_shape = readers
             .filter(|&&n| n != id && facts.node(n).op.is_matmul())
             .filter_map(|&n| SkinnyProduct::new(facts, n))
             .filter(|other| product.has_same_shape(other));
-        let all = same_shape.map(|other| other.parts).fold(product.parts, u64::saturating_add);
-        let counts = product.parts..=all.min(u64::from(limits.products));
+        let total_parts = same_shape.map(|other| other.parts).fold(product.parts, u64::saturating_add);
+        let counts = product.parts..=total_parts.min(u64::from(limits.products));
         let shapes = counts.map(|count| ProductShape { count, rows: 0, columns, k });
-        let most = shapes.map(|shape| limits.max_profitable_rows(&shape, multiprocessors)).max();
-        if let Some(most) = most.filter(|&most| most > 0) {
-            out.push((product.rows_of(facts), most));
+        let max_rows = shapes.map(|shape| limits.max_profitable_rows(&shape, multiprocessors)).max();
+        if let Some(max_rows) = max_rows.filter(|&max_rows| max_rows > 0) {
+            out.push((product.rows_of(facts), max_rows));
         }
     }
     out
@@ -222,16 +222,17 @@ fn select_products(
     limits: &ProductLimits,
     multiprocessors: u32,
 ) -> Vec<SkinnyProduct> {
-    let mut taken: Vec<SkinnyProduct> = Vec::new();
+    let mut selected: Vec<SkinnyProduct> = Vec::new();
     for product in wanted {
-        let count = taken.iter().chain([&product]).map(|p| p.parts).sum::<u64>();
-        if count <= u64::from(limits.products) && taken.first().is_none_or(|t| t.has_same_shape(&product)) {
-            taken.push(product);
+        let count = selected.iter().chain([&product]).map(|p| p.parts).sum::<u64>();
+        if count <= u64::from(limits.products) && selected.first().is_none_or(|t| t.has_same_shape(&product))
+        {
+            selected.push(product);
         }
     }
     // Two products may pay even if one does not.
-    while !are_worth(&taken, limits, multiprocessors) && taken.pop().is_some() {}
-    taken
+    while !are_worth(&selected, limits, multiprocessors) && selected.pop().is_some() {}
+    selected
 }
 
 fn are_worth(products: &[SkinnyProduct], limits: &ProductLimits, multiprocessors: u32) -> bool {
@@ -317,8 +318,8 @@ impl SkinnyProduct {
     }
 
     pub fn rows_of(&self, facts: &DispatchFacts<'_>) -> Dim {
-        let left = facts.graph.ty(self.left);
-        left.shape.iter().rev().skip(1).fold(Dim::from(1), |rows, d| rows * d.clone())
+        let left_type = facts.graph.ty(self.left);
+        left_type.shape.iter().rev().skip(1).fold(Dim::from(1), |rows, d| rows * d.clone())
     }
 
     /// Splits the product by the slices that read it, which must have the same number of columns.
@@ -327,12 +328,12 @@ impl SkinnyProduct {
         let mut starts: Vec<i64> = Vec::new();
         for &n in users {
             let node = facts.node(n);
-            let &part = node.outputs.first()?;
+            let &result = node.outputs.first()?;
             let Op::Slice { axis: along, start, step: 1 } = &node.op else { return None };
-            let shape = &facts.graph.ty(part).shape;
+            let shape = &facts.graph.ty(result).shape;
             let first = self.views.is_empty();
-            let viewed = facts.users[part].iter().any(|&user| facts.is_view(user));
-            if *along != axis || facts.returned[part] || viewed || (!first && *shape != self.shape) {
+            let viewed = facts.users[result].iter().any(|&user| facts.is_view(user));
+            if *along != axis || facts.returned[result] || viewed || (!first && *shape != self.shape) {
                 return None;
             }
             self.shape.clone_from(shape);
@@ -341,7 +342,7 @@ impl SkinnyProduct {
                 starts.push(start);
             }
             self.views.push(n);
-            self.readers.extend(&facts.users[part]);
+            self.readers.extend(&facts.users[result]);
         }
         self.columns = u64::try_from(self.shape.last()?.as_const()?).ok()?;
         self.parts = starts.len() as u64;

@@ -131,7 +131,7 @@ fn assign_reduction_norm(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssi
 /// in a separate one, for the least and the greatest sizes together.
 fn is_faster_fused(facts: &DispatchFacts<'_>, ty: &TensorType) -> bool {
     let Some((last, leading)) = ty.shape.split_last() else { return false };
-    let rows = leading.iter().fold(Dim::from(1), |all, n| all * n.clone());
+    let rows = leading.iter().fold(Dim::from(1), |rows, n| rows * n.clone());
     let row = facts.bounds(last)[1].saturating_mul(ty.dtype.size() as u64);
     let us = facts.bounds(&rows).map(|rows| facts.profile.norm_after_reduction_us(rows, row));
     us[0][0] + us[1][0] <= us[0][1] + us[1][1]
@@ -141,11 +141,11 @@ fn is_faster_fused(facts: &DispatchFacts<'_>, ty: &TensorType) -> bool {
 fn fits_block_row(facts: &DispatchFacts<'_>, fused: &FusedReduction, elements: &Dim, dtype: DType) -> bool {
     let Some(bytes) = elements.as_const().and_then(|n| u64::try_from(n).ok()) else { return false };
     let bytes = bytes * dtype.size() as u64;
-    let most = facts.capabilities().reduction.map_or(0, |r| u64::from(r.row));
+    let max_row_bytes = facts.capabilities().reduction.map_or(0, |r| u64::from(r.row));
     // Rows begin with a line of LL128, which has 120 bytes of data in 128 bytes. Short rows may need more
     // lines than landing zones have.
     let lines = bytes.div_ceil(120) * 128;
-    (1..=most).contains(&bytes)
+    (1..=max_row_bytes).contains(&bytes)
         && bytes.is_multiple_of(8)
         && (!fused.may_be_ll128() || lines * 15 <= bytes * 17)
 }

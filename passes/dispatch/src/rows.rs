@@ -39,8 +39,9 @@ pub fn assign_rows(
             &facts.graph.ty(facts.node(id).inputs[0]).shape[..]
         }
         op if op.fits_map() && !reports(facts, id) => {
-            let mut found = candidates(walk, id).filter(|&u| walk.units[u].form == Some(DispatchForm::Rows));
-            row_of(facts, &walk.units[found.next()?])?
+            let mut row_units =
+                candidates(walk, id).filter(|&u| walk.units[u].form == Some(DispatchForm::Rows));
+            row_of(facts, &walk.units[row_units.next()?])?
         }
         _ => return None,
     };
@@ -90,8 +91,8 @@ fn reduced_row_shape<'a>(
     let (Op::Reduce { axes, keep: true, .. }, &[x]) = (&node.op, &node.inputs[..]) else { return None };
     let shape = &facts.graph.ty(x).shape[..];
     let (n, leading) = shape.split_last()?;
-    let [least, most] = facts.bounds(n);
-    let fits = axes[..] == [leading.len()] && least >= 2 && most <= u64::from(limits.row);
+    let [min, max] = facts.bounds(n);
+    let fits = axes[..] == [leading.len()] && min >= 2 && max <= u64::from(limits.row);
     fits.then_some(shape)
 }
 
@@ -107,7 +108,7 @@ fn norm_fits_rows(facts: &DispatchFacts<'_>, id: NodeId) -> bool {
     };
     let row = &facts.graph.ty(x).shape[..];
     let Some(n) = row.last() else { return false };
-    let [least, most] = facts.bounds(n);
+    let [min, max] = facts.bounds(n);
     let reader_is_map = || {
         facts.users[result].iter().any(|&user| {
             let same_rows = facts.result_shape(user) == Some(row);
@@ -118,7 +119,7 @@ fn norm_fits_rows(facts: &DispatchFacts<'_>, id: NodeId) -> bool {
         let weight = node.inputs.get(1).and_then(|&w| facts.defining_node(w));
         weight.is_some_and(|n| facts.node(n).op.fits_map() && !reports(facts, n))
     };
-    least >= 2 && most <= u64::from(limits.row) && (reader_is_map() || weight_is_computed())
+    min >= 2 && max <= u64::from(limits.row) && (reader_is_map() || weight_is_computed())
 }
 
 fn row_of<'a>(facts: &DispatchFacts<'a>, unit: &DispatchUnit) -> Option<&'a [Dim]> {
@@ -145,9 +146,9 @@ fn unit_fits_rows(facts: &DispatchFacts<'_>, unit: &DispatchUnit, row: &[Dim]) -
 
 /// Whether a shape is that of a single row, which all rows read.
 fn is_single_row(shape: &[Dim], row: &[Dim]) -> bool {
-    let one = Dim::from(1);
-    let others = shape.len() <= row.len() && shape.iter().rev().skip(1).all(|n| *n == one);
-    shape != row && shape.last() == row.last() && others
+    let unit = Dim::from(1);
+    let has_unit_outer = shape.len() <= row.len() && shape.iter().rev().skip(1).all(|n| *n == unit);
+    shape != row && shape.last() == row.last() && has_unit_outer
 }
 
 /// Whether all nodes of a unit compute a single row, which all rows read. The kernel repeats that
@@ -233,38 +234,39 @@ pub fn join_maps(facts: &DispatchFacts<'_>, units: &mut [DispatchUnit]) {
 
 /// The unit whose nodes are the only readers of another unit's results, without views in between.
 fn sole_reader_unit(facts: &DispatchFacts<'_>, unit: &DispatchUnit, unit_of: &[usize]) -> Option<usize> {
-    let mut found = None;
+    let mut sole_reader = None;
     for &v in unit.nodes.iter().flat_map(|&n| &facts.node(n).outputs) {
         if facts.returned[v] || facts.communicated[v] {
             return None;
         }
         for reader in facts.users[v].iter().filter(|n| !unit.nodes.contains(n)) {
             let unit = unit_of[reader.index()];
-            if unit == usize::MAX || *found.get_or_insert(unit) != unit {
+            if unit == usize::MAX || *sole_reader.get_or_insert(unit) != unit {
                 return None;
             }
         }
     }
-    found
+    sole_reader
 }
 
-/// The reductions of units that are estimated to take longer than the steps in `apart`, in which reductions are
-/// in no units of rows. RMS norms are in such units in both.
+/// The reductions of units that are estimated to take longer than the steps in `separate_units`, in which
+/// reductions are in no units of rows. RMS norms are in such units in both.
 pub fn unprofitable_reductions(
     facts: &DispatchFacts<'_>,
     units: &[DispatchUnit],
-    apart: &[DispatchUnit],
+    separate_units: &[DispatchUnit],
 ) -> Vec<NodeId> {
     let mut part_of = vec![usize::MAX; facts.graph.nodes.len()];
-    for (p, part) in apart.iter().enumerate() {
-        part.nodes.iter().for_each(|n| part_of[n.index()] = p);
+    for (p, separate) in separate_units.iter().enumerate() {
+        separate.nodes.iter().for_each(|n| part_of[n.index()] = p);
     }
     let mut out = Vec::new();
     for unit in units.iter().filter(|unit| unit.form == Some(DispatchForm::Rows) && unit.nodes.len() > 1) {
-        let parts: BTreeSet<usize> = unit.nodes.iter().map(|n| part_of[n.index()]).collect();
-        let parts: Vec<&DispatchUnit> = parts.into_iter().filter_map(|p| apart.get(p)).collect();
+        let part_indices: BTreeSet<usize> = unit.nodes.iter().map(|n| part_of[n.index()]).collect();
+        let split_units: Vec<&DispatchUnit> =
+            part_indices.into_iter().filter_map(|p| separate_units.get(p)).collect();
         let is_slower = (0..2).any(|end| {
-            let split: f64 = parts.iter().map(|part| unit_us(facts, part, end)).sum();
+            let split: f64 = split_units.iter().map(|u| unit_us(facts, u, end)).sum();
             unit_us(facts, unit, end) > split
         });
         if is_slower {

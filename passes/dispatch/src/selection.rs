@@ -135,23 +135,24 @@ impl Selection<'_> {
     /// Whether a value that nodes of the selection compute is read along rows.
     fn reads_rows(&self, value: ValueId) -> bool {
         let base = self.facts.base[value];
-        let (Some(layout), Some(whole)) = (self.facts.layout(value), self.row_elements(base)) else {
+        let (Some(layout), Some(elements)) = (self.facts.layout(value), self.row_elements(base)) else {
             return false;
         };
         let Some((first, others)) = layout.strides.split_first() else { return false };
-        let starts_inside = layout.offset.as_const().is_some_and(|o| o >= 0 && o < whole as i64);
-        let steps = first.as_const() == Some(whole as i64) && others.iter().all(|s| s.as_const().is_some());
+        let starts_inside = layout.offset.as_const().is_some_and(|o| o >= 0 && o < elements as i64);
+        let steps =
+            first.as_const() == Some(elements as i64) && others.iter().all(|s| s.as_const().is_some());
         base == value || (self.row_elements(value).is_some() && starts_inside && steps)
     }
 
     /// Adds the units around a selection, as long as any fits.
     fn grow(&self, units: &mut [DispatchUnit], unit_of: &mut UnitIndex, to: usize) {
         loop {
-            let found = self
+            let neighbour = self
                 .neighbours(&units[to].nodes, unit_of)
                 .into_iter()
                 .find(|&from| from != to && self.joins(units, unit_of, from, to));
-            let Some(from) = found else { break };
+            let Some(from) = neighbour else { break };
             unit_of.join(units, from, to, DispatchForm::Selection);
         }
     }
@@ -185,20 +186,20 @@ impl Selection<'_> {
             unit.form,
             None | Some(DispatchForm::Map | DispatchForm::Rows | DispatchForm::Selection)
         );
-        let all: Vec<NodeId> = unit.nodes.iter().chain(&selection.nodes).copied().collect();
+        let joined_nodes: Vec<NodeId> = unit.nodes.iter().chain(&selection.nodes).copied().collect();
         let waits = |nodes: &[NodeId]| nodes.iter().filter_map(|&n| facts.last_collectives[n]).max();
-        let is_inside = |v: ValueId| facts.defining_node(v).is_some_and(|n| all.contains(&n));
+        let is_inside = |v: ValueId| facts.defining_node(v).is_some_and(|n| joined_nodes.contains(&n));
         // Operands of element-wise nodes broadcast from the last axis on, but rows are along the first.
         let fits_rank = |n: NodeId, v: ValueId| {
             !facts.node(n).op.fits_map()
                 || facts.result_shape(n).map(<[Dim]>::len) == Some(facts.graph.ty(v).rank())
         };
-        let mut read = all.iter().flat_map(|&n| facts.node(n).inputs.iter().map(move |&v| (n, v)));
+        let mut read = joined_nodes.iter().flat_map(|&n| facts.node(n).inputs.iter().map(move |&v| (n, v)));
         has_form
-            && self.fits(&all)
+            && self.fits(&joined_nodes)
             && read.all(|(n, v)| !is_inside(v) || self.reads_rows(v) && fits_rank(n, v))
             && waits(&unit.nodes) == waits(&selection.nodes)
-            && !self.is_needed_through_others(units, unit_of, &all, [from, to])
+            && !self.is_needed_through_others(units, unit_of, &joined_nodes, [from, to])
     }
 
     /// Whether a unit outside of two depends on them, and they on it. Also true if the search would take too
@@ -207,23 +208,23 @@ impl Selection<'_> {
         &self,
         units: &[DispatchUnit],
         unit_of: &UnitIndex,
-        all: &[NodeId],
+        nodes: &[NodeId],
         inside: [usize; 2],
     ) -> bool {
-        let Some(&last) = all.iter().max() else { return false };
-        let mut seen: BTreeSet<usize> = BTreeSet::new();
-        let mut open: Vec<NodeId> = all.to_vec();
+        let Some(&last_node) = nodes.iter().max() else { return false };
+        let mut visited: BTreeSet<usize> = BTreeSet::new();
+        let mut open: Vec<NodeId> = nodes.to_vec();
         while let Some(node) = open.pop() {
             for reader in self.facts.node(node).outputs.iter().flat_map(|&v| self.readers(v)) {
                 let Some(unit) = unit_of.of(reader) else { return true };
                 if inside.contains(&unit) {
-                    if !all.contains(&node) {
+                    if !nodes.contains(&node) {
                         return true;
                     }
-                } else if reader < last && seen.insert(unit) {
+                } else if reader < last_node && visited.insert(unit) {
                     // All nodes of a unit run after what any of them reads.
                     open.extend(&units[unit].nodes);
-                    if seen.len() > LOOKED_AT {
+                    if visited.len() > LOOKED_AT {
                         return true;
                     }
                 }

@@ -61,8 +61,8 @@ impl<'a> DispatchWalk<'a> {
     }
 
     /// Adds the next node to a unit, or to a new one.
-    pub fn assign_node(&mut self, id: NodeId, place: Option<UnitAssignment>) {
-        let joined = match &place {
+    pub fn assign_node(&mut self, id: NodeId, assignment: Option<UnitAssignment>) {
+        let joined = match &assignment {
             Some(UnitAssignment::Joins(unit, _) | UnitAssignment::Ends(unit, _)) => vec![*unit],
             Some(UnitAssignment::Merges(units, _)) => units.clone(),
             _ => Vec::new(),
@@ -71,7 +71,7 @@ impl<'a> DispatchWalk<'a> {
         for unit in self.units_read_by(id).into_iter().filter(|u| !joined.contains(u)) {
             self.close(unit);
         }
-        let unit = match place {
+        let unit = match assignment {
             Some(UnitAssignment::Joins(unit, views)) => {
                 self.grow(unit, views.into_iter().chain([id]).collect());
                 unit
@@ -110,20 +110,20 @@ impl<'a> DispatchWalk<'a> {
     }
 
     fn merge(&mut self, id: NodeId, units: &[usize], form: DispatchForm) -> usize {
-        let to = units[0];
+        let target = units[0];
         let mut added = vec![id];
         for &from in &units[1..] {
             self.close(from);
             let moved = std::mem::take(&mut self.units[from].nodes);
-            moved.iter().for_each(|&n| self.unit_of[n] = Some(to));
+            moved.iter().for_each(|&n| self.unit_of[n] = Some(target));
             added.extend(moved);
         }
-        let before = self.units[to].form.replace(form);
-        if before.and_then(|form| self.open.get_mut(&form)).is_some_and(|open| open.remove(&to)) {
-            self.open.entry(form).or_default().insert(to);
+        let before = self.units[target].form.replace(form);
+        if before.and_then(|form| self.open.get_mut(&form)).is_some_and(|open| open.remove(&target)) {
+            self.open.entry(form).or_default().insert(target);
         }
-        self.grow(to, added);
-        to
+        self.grow(target, added);
+        target
     }
 
     fn grow(&mut self, unit: usize, added: Vec<NodeId>) {
@@ -225,12 +225,12 @@ impl<'a> DispatchWalk<'a> {
     /// wait otherwise.
     pub fn delays_users(&self, units: &[usize], id: NodeId) -> bool {
         let facts = self.facts;
-        let all = units.iter().map(|&u| self.waits[u]).max().flatten().max(facts.last_collectives[id]);
-        units.iter().filter(|&&u| self.waits[u] < all).any(|&u| {
-            let given = self.units[u].nodes.iter().flat_map(|&n| &facts.node(n).outputs);
-            given.flat_map(|&v| &facts.users[v]).any(|&user| {
+        let joint_wait = units.iter().map(|&u| self.waits[u]).max().flatten().max(facts.last_collectives[id]);
+        units.iter().filter(|&&u| self.waits[u] < joint_wait).any(|&u| {
+            let results = self.units[u].nodes.iter().flat_map(|&n| &facts.node(n).outputs);
+            results.flat_map(|&v| &facts.users[v]).any(|&user| {
                 let is_merged = user == id || units.iter().any(|&u| self.units[u].nodes.contains(&user));
-                !is_merged && facts.last_collectives[user] < all
+                !is_merged && facts.last_collectives[user] < joint_wait
             })
         })
     }

@@ -61,7 +61,7 @@ fn recognize_attention(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
     let (softmax, guarded) = match_nan_guard(cx, skip_casts_and_reshapes(cx, weights));
     let softmax = skip_casts_and_reshapes(cx, softmax);
     let (softmax, sunk) = match match_sink_slice(cx, softmax) {
-        Some((whole, columns)) => (whole, Some(columns)),
+        Some((weights, columns)) => (weights, Some(columns)),
         None => (softmax, None),
     };
     let (Op::Softmax { axis, log: false }, &[scores]) = cx.def(softmax)? else { return None };
@@ -145,11 +145,11 @@ fn match_transposed_keys(cx: &mut Rewriter, k: ValueId) -> Option<(ValueId, f64)
     let (Op::Permute { perm }, &[stored]) = cx.def(k)? else { return None };
     let mut perm = perm.clone();
     let (stored, inner) = match_scale(cx, stored);
-    let last = perm.len().checked_sub(1).filter(|last| *last > 0)?;
-    perm.swap(last - 1, last);
+    let last_axis = perm.len().checked_sub(1).filter(|last_axis| *last_axis > 0)?;
+    perm.swap(last_axis - 1, last_axis);
     let ty = cx.ty(stored);
     let ty = TensorType::new(ty.dtype, perm.iter().map(|&axis| ty.shape[axis].clone()).collect::<Vec<_>>());
-    let k = if perm.iter().copied().eq(0..=last) {
+    let k = if perm.iter().copied().eq(0..=last_axis) {
         stored
     } else {
         cx.emit("heads", Op::Permute { perm }, &[stored], ty)
@@ -162,8 +162,8 @@ fn reshape_leading_axes(cx: &mut Rewriter, value: ValueId, from: &[Dim], to: &[D
     let shape = cx.shape(value);
     let Some(rank) = shape.len().checked_sub(2).filter(|_| from != to) else { return Some(value) };
     let (own_leading, tail) = shape.split_at(rank);
-    let one = Dim::from(1);
-    let leading = if own_leading.iter().all(|d| *d == one) {
+    let unit = Dim::from(1);
+    let leading = if own_leading.iter().all(|d| *d == unit) {
         Vec::new()
     } else if own_leading == from {
         to.to_vec()
@@ -252,15 +252,15 @@ fn softmax_bounds(
     let plain = !scores.chose && scores.factor == 1.0;
     let condition = scores.mask.condition();
     let split = condition.and_then(|c| bounds::split_condition(cx, &c, shape)).filter(|s| s.gained || !plain);
-    if let Some(found) = split.and_then(|s| mask_bounds(cx, &scores.mask, &s, &[], shape, zero_rows))
-        && (unseen != HiddenRowWeights::Unknown || found.rows.is_none())
+    if let Some(visible) = split.and_then(|s| mask_bounds(cx, &scores.mask, &s, &[], shape, zero_rows))
+        && (unseen != HiddenRowWeights::Unknown || visible.rows.is_none())
     {
-        return Some(found);
+        return Some(visible);
     }
     let finite = scores.mask.visible.iter().all(|(_, x)| x.is_finite());
     let moderate = scores.mask.rest.iter().all(|leaf| additive::is_moderate(cx, leaf.value));
-    let known = matches!(unseen, HiddenRowWeights::Zero | HiddenRowWeights::Guarded);
-    if !plain || !(known || finite && moderate) {
+    let are_weights_known = matches!(unseen, HiddenRowWeights::Zero | HiddenRowWeights::Guarded);
+    if !plain || !(are_weights_known || finite && moderate) {
         return None;
     }
     let mut sum = *scores.added.first()?;
@@ -315,22 +315,22 @@ fn mask_bounds(
             Some(other) => emit_add(cx, other, next)?,
         });
     }
-    let seen = operands::emit_witness_mask(cx, &split.rest, shape);
-    let left = match (seen, sum) {
-        (Some(seen), Some(added)) => {
+    let witness_mask = operands::emit_witness_mask(cx, &split.rest, shape);
+    let mask_operand = match (witness_mask, sum) {
+        (Some(visible), Some(added)) => {
             let ty = TensorType::new(
                 cx.ty(added).dtype,
-                infer::broadcast_shapes(&[cx.shape(seen), cx.shape(added)]).ok()?,
+                infer::broadcast_shapes(&[cx.shape(visible), cx.shape(added)]).ok()?,
             );
             let number = TensorType::new(ty.dtype, vec![]);
             let never =
                 cx.emit("never", Op::Full(Scalar::Float(FloatAttribute(f64::NEG_INFINITY))), &[], number);
-            Some(cx.emit("mask", Op::Select, &[seen, added, never], ty))
+            Some(cx.emit("mask", Op::Select, &[visible, added, never], ty))
         }
-        (one, other) => one.or(other),
+        (visible, added) => visible.or(added),
     };
     let (bounds, positions) = bound_operands(cx, split, shape)?;
-    Some(VisibleBounds { bounds, operands: left.into_iter().chain(positions).collect(), rows })
+    Some(VisibleBounds { bounds, operands: mask_operand.into_iter().chain(positions).collect(), rows })
 }
 
 /// The bounds of a split, and the values of their operands.
@@ -425,9 +425,9 @@ fn match_masked_scores(cx: &mut Rewriter, scores: ValueId) -> Option<MaskedScore
                     .find(|&(x, _)| cx.shape(x) == cx.shape(value) && is_scores(cx, x));
                 let Some((x, mask)) = scored else { break };
                 let mask = out.align_leading_axes(cx, value, mask)?;
-                let parts = additive::parse_additive_mask(cx, mask)
+                let addend = additive::parse_additive_mask(cx, mask)
                     .through_view(&AxisView::broadcast(cx.shape(mask), &shape)?)?;
-                out.apply_mask(parts)?;
+                out.apply_mask(addend)?;
                 out.added.push(mask);
                 out.before = x;
             }
@@ -437,17 +437,17 @@ fn match_masked_scores(cx: &mut Rewriter, scores: ValueId) -> Option<MaskedScore
                     break;
                 }
                 let c = out.align_leading_axes(cx, value, c)?;
-                let seen =
+                let visible =
                     masks::mask_condition(cx, c).through_view(&AxisView::broadcast(cx.shape(c), &shape)?)?;
-                let seen = if other == x { seen } else { seen.negate() };
-                out.apply_mask(AdditiveMask { visible: vec![(seen, number)], rest: Vec::new() })?;
+                let visible = if other == x { visible } else { visible.negate() };
+                out.apply_mask(AdditiveMask { visible: vec![(visible, number)], rest: Vec::new() })?;
                 (out.before, out.chose) = (other, true);
             }
             _ => break,
         }
     }
-    if let Some((number, seen)) = out.floor.take().filter(|f| f.1.is_constant() != Some(true)) {
-        out.mask.visible.push((seen, number));
+    if let Some((number, visible)) = out.floor.take().filter(|f| f.1.is_constant() != Some(true)) {
+        out.mask.visible.push((visible, number));
     }
     Some(out)
 }
@@ -465,12 +465,12 @@ impl MaskedScores {
             return None;
         }
         // Every hidden score is raised to the floor.
-        if let Some((floor, all)) = &mut self.floor {
-            for (seen, number) in std::mem::take(&mut mask.visible) {
+        if let Some((floor, visible)) = &mut self.floor {
+            for (condition, number) in std::mem::take(&mut mask.visible) {
                 if number > *floor {
                     return None;
                 }
-                *all = std::mem::replace(all, MaskCondition::constant(true)).and(seen)?;
+                *visible = std::mem::replace(visible, MaskCondition::constant(true)).and(condition)?;
             }
         }
         mask.visible.iter_mut().for_each(|(_, number)| *number *= self.factor);
@@ -520,33 +520,37 @@ fn full_mask(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
 
 fn mask_of_positions(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Attention { scale, cap, bounds: old, sink, log_sum_exp } = &node.op else { return None };
-    let parts = AttentionOperands::from_operands(old, *sink, &node.inputs)?;
-    let mask = *parts.mask?;
-    let mut shape = cx.shape(*parts.q).to_vec();
-    *shape.last_mut()? = cx.shape(*parts.k).iter().rev().nth(1)?.clone();
+    let qkv = AttentionOperands::from_operands(old, *sink, &node.inputs)?;
+    let mask = *qkv.mask?;
+    let mut shape = cx.shape(*qkv.q).to_vec();
+    *shape.last_mut()? = cx.shape(*qkv.k).iter().rev().nth(1)?.clone();
     let view = AxisView::broadcast(cx.shape(mask), &shape)?;
-    let VisibleBounds { mut bounds, operands: more, rows } = if cx.ty(mask).dtype == DType::Bool {
+    let VisibleBounds { mut bounds, operands: bound_operands, rows } = if cx.ty(mask).dtype == DType::Bool {
         let condition = masks::mask_condition(cx, mask).through_view(&view)?;
         let split = bounds::split_condition(cx, &condition, &shape).filter(|s| s.gained)?;
-        let left = operands::emit_witness_mask(cx, &split.rest, &shape);
+        let witness_mask = operands::emit_witness_mask(cx, &split.rest, &shape);
         let (new, positions) = bound_operands(cx, &split, &shape)?;
-        VisibleBounds { bounds: new, operands: left.into_iter().chain(positions).collect(), rows: None }
+        VisibleBounds {
+            bounds: new,
+            operands: witness_mask.into_iter().chain(positions).collect(),
+            rows: None,
+        }
     } else {
         let mask = additive::parse_additive_mask(cx, mask).through_view(&view)?;
         let split = bounds::split_condition(cx, &mask.condition()?, &shape).filter(|s| s.gained)?;
-        let zero_rows = mask.is_infinite() || parts.sink.is_some_and(|&sink| additive::is_moderate(cx, sink));
+        let zero_rows = mask.is_infinite() || qkv.sink.is_some_and(|&sink| additive::is_moderate(cx, sink));
         // The mean of the values is the result of hidden rows only if no sink takes a part of their weight.
         mask_bounds(cx, &mask, &split, old, &shape, zero_rows)
-            .filter(|found| parts.sink.is_none() || found.rows.is_none())?
+            .filter(|visible| qkv.sink.is_none() || visible.rows.is_none())?
     };
     let count = attention::position_operand_count(&bounds);
-    let (left, positions) = more.split_at(more.len().checked_sub(count)?);
-    if left.first() == Some(&mask) {
+    let (mask_operands, positions) = bound_operands.split_at(bound_operands.len().checked_sub(count)?);
+    if mask_operands.first() == Some(&mask) {
         return None;
     }
-    let sunk = parts.sink.copied();
+    let sunk = qkv.sink.copied();
     let inputs =
-        [&[*parts.q, *parts.k, *parts.v], left, parts.positions, positions, sunk.as_slice()].concat();
+        [&[*qkv.q, *qkv.k, *qkv.v], mask_operands, qkv.positions, positions, sunk.as_slice()].concat();
     bounds.retain(|b| b.operand || !old.contains(b));
     let bounds = [&old[..], &bounds].concat();
     let op = Op::Attention { scale: *scale, cap: *cap, bounds, sink: *sink, log_sum_exp: *log_sum_exp };
@@ -557,7 +561,7 @@ fn mask_of_positions(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite>
         // The sums of rows that see nothing would have to be replaced as well.
         return None;
     }
-    let v = *parts.v;
+    let v = *qkv.v;
     let y = cx.emit("seen", op, &inputs, node.ty.clone());
     Some(Rewrite::Value(mean_for_hidden_rows(cx, y, rows, v)?))
 }
@@ -573,21 +577,21 @@ fn match_nan_guard(cx: &Rewriter, weights: ValueId) -> (ValueId, bool) {
 
 /// The softmax of which a value is all columns except the last, and the number of these columns.
 fn match_sink_slice(cx: &Rewriter, weights: ValueId) -> Option<(ValueId, Dim)> {
-    let (Op::Slice { axis, start, step: 1 }, &[whole]) = cx.def(weights)? else { return None };
+    let (Op::Slice { axis, start, step: 1 }, &[all_weights]) = cx.def(weights)? else { return None };
     let columns = cx.shape(weights).last()?;
-    let all_columns = cx.shape(whole).last()?;
-    let last = *axis + 1 == cx.shape(whole).len() && start.as_const() == Some(0);
+    let all_columns = cx.shape(all_weights).last()?;
+    let is_row_prefix = *axis + 1 == cx.shape(all_weights).len() && start.as_const() == Some(0);
     let but_one = *all_columns == columns.clone() + Dim::from(1);
-    (last && but_one).then(|| (skip_casts_and_reshapes(cx, whole), columns.clone()))
+    (is_row_prefix && but_one).then(|| (skip_casts_and_reshapes(cx, all_weights), columns.clone()))
 }
 
 /// The scores and the sink of a softmax: `columns` columns of scores, concatenated with one column. The
 /// greatest element of each row may be subtracted first.
 fn with_sink(cx: &Rewriter, value: ValueId, columns: &Dim) -> Option<(ValueId, ValueId)> {
     let mut value = skip_casts_and_reshapes(cx, value);
-    if let Some((Op::Binary(BinaryOp::Sub), &[x, most])) = cx.def(value)
+    if let Some((Op::Binary(BinaryOp::Sub), &[x, max])) = cx.def(value)
         && let Some((Op::Reduce { op: ReductionKind::Max, axes, keep: true }, &[reduced])) =
-            cx.def(skip_casts_and_reshapes(cx, most))
+            cx.def(skip_casts_and_reshapes(cx, max))
         && skip_casts_and_reshapes(cx, reduced) == skip_casts_and_reshapes(cx, x)
         && axes[..] == [cx.shape(reduced).len() - 1]
     {

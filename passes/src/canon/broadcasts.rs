@@ -108,8 +108,8 @@ fn matmul_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> 
         return None;
     }
     let batches = [inputs[0], inputs[1]].map(|v| &cx.shape(v)[..cx.shape(v).len() - 2]);
-    let same = broadcast_shapes(&batches).ok()? == node.ty.shape[..node.ty.rank() - 2];
-    same.then_some(Rewrite::Node(node.op.clone(), inputs))
+    let same_batch = broadcast_shapes(&batches).ok()? == node.ty.shape[..node.ty.rank() - 2];
+    same_batch.then_some(Rewrite::Node(node.op.clone(), inputs))
 }
 
 fn mask_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
@@ -138,8 +138,8 @@ fn elements_of_expanded_index(cx: &mut Rewriter, node: &CandidateNode) -> Option
     let narrow = unexpanded(cx, index);
     let missing = moved.len() - cx.shape(narrow).len();
     let own = axis.checked_sub(missing)?;
-    let mut others = cx.shape(narrow).iter().enumerate().filter(|&(a, _)| a != own).map(|(_, n)| n);
-    if narrow == index || cx.shape(narrow)[own] != moved[axis] || !others.all(|n| *n == Dim::from(1)) {
+    let mut other_extents = cx.shape(narrow).iter().enumerate().filter(|&(a, _)| a != own).map(|(_, n)| n);
+    if narrow == index || cx.shape(narrow)[own] != moved[axis] || !other_extents.all(|n| *n == Dim::from(1)) {
         return None;
     }
     let positions = cx.reshape(narrow, vec![moved[axis].clone()]);

@@ -39,23 +39,23 @@ fn rearranges(op: &Op) -> bool {
 /// directly, and rearrangements of these results, have one.
 fn find_narrowed_types(graph: &Graph) -> EntityMap<ValueId, Option<DType>> {
     // The operands of a concatenation are all cast earlier, or none is.
-    let mut kept: BTreeSet<NodeId> = BTreeSet::new();
+    let mut kept_nodes: BTreeSet<NodeId> = BTreeSet::new();
     loop {
-        let read_as = find_read_types(graph, &kept);
+        let read_as = find_read_types(graph, &kept_nodes);
         let mut out: EntityMap<ValueId, Option<DType>> = EntityMap::filled(None, graph.values.len());
         let mut is_stable = true;
         for (id, node) in graph.nodes.iter() {
             let &[result] = &node.outputs[..] else { continue };
-            let Some(to) = read_as[result] else { continue };
+            let Some(dtype) = read_as[result] else { continue };
             if moves_elements(&node.op) {
-                out[result] = Some(to);
+                out[result] = Some(dtype);
             } else if rearranges(&node.op) {
-                let casts = node.inputs.iter().filter(|&&v| out[v] == Some(to)).count();
+                let casts = node.inputs.iter().filter(|&&v| out[v] == Some(dtype)).count();
                 if casts == node.inputs.len() {
-                    out[result] = Some(to);
+                    out[result] = Some(dtype);
                 } else if casts > 0 {
                     is_stable = false;
-                    kept.insert(id);
+                    kept_nodes.insert(id);
                 }
             }
         }
@@ -67,19 +67,21 @@ fn find_narrowed_types(graph: &Graph) -> EntityMap<ValueId, Option<DType>> {
 }
 
 /// The single narrower type to which all readers of a value cast it, possibly after rearrangements.
-fn find_read_types(graph: &Graph, kept: &BTreeSet<NodeId>) -> EntityMap<ValueId, Option<DType>> {
+fn find_read_types(graph: &Graph, kept_nodes: &BTreeSet<NodeId>) -> EntityMap<ValueId, Option<DType>> {
     let mut out: EntityMap<ValueId, Option<DType>> = EntityMap::filled(None, graph.values.len());
     let mut differs: EntityMap<ValueId, bool> = EntityMap::filled(false, graph.values.len());
     graph.outputs.iter().for_each(|output| differs[output.value] = true);
     for (id, node) in graph.nodes.iter().rev() {
-        let to = match (&node.op, &node.outputs[..]) {
+        let narrowed = match (&node.op, &node.outputs[..]) {
             (Op::Cast, &[result]) => Some(graph.ty(result).dtype),
-            (op, &[result]) if rearranges(op) && !kept.contains(&id) => out[result],
+            (op, &[result]) if rearranges(op) && !kept_nodes.contains(&id) => out[result],
             _ => None,
         };
         for &v in &node.inputs {
-            match to.filter(|to| to.size() < graph.ty(v).dtype.size()) {
-                Some(to) if out[v].is_none_or(|other| other == to) && !differs[v] => out[v] = Some(to),
+            match narrowed.filter(|narrowed| narrowed.size() < graph.ty(v).dtype.size()) {
+                Some(narrowed) if out[v].is_none_or(|other| other == narrowed) && !differs[v] => {
+                    out[v] = Some(narrowed)
+                }
                 _ => {
                     differs[v] = true;
                     out[v] = None;

@@ -98,15 +98,15 @@ fn element_wise_of_gathers(cx: &mut Rewriter, node: &CandidateNode) -> Option<Re
     if !node.op.is_element_wise() || node.op.divides_integers(node.ty.dtype) || !are_distinct(&node.inputs) {
         return None;
     }
-    let found: Option<Vec<_>> = node.inputs.iter().map(|&v| unshared_collective_of(cx, v)).collect();
-    let found = found?;
-    let gather = found[0].0.clone();
-    let are_equal = found.iter().all(|(c, x)| **c == gather && cx.shape(*x) == cx.shape(found[0].1));
-    let widest = found.iter().map(|(_, x)| cx.ty(*x).dtype.size()).max()?;
+    let gathers: Option<Vec<_>> = node.inputs.iter().map(|&v| unshared_collective_of(cx, v)).collect();
+    let gathers = gathers?;
+    let gather = gathers[0].0.clone();
+    let are_equal = gathers.iter().all(|(c, x)| **c == gather && cx.shape(*x) == cx.shape(gathers[0].1));
+    let widest = gathers.iter().map(|(_, x)| cx.ty(*x).dtype.size()).max()?;
     if gather.kind != CollectiveKind::AllGather || !are_equal || node.ty.dtype.size() > widest {
         return None;
     }
-    let operands: Vec<ValueId> = found.iter().map(|(_, x)| *x).collect();
+    let operands: Vec<ValueId> = gathers.iter().map(|(_, x)| *x).collect();
     let ty = TensorType::new(node.ty.dtype, cx.shape(operands[0]));
     let local = cx.emit("own", node.op.clone(), &operands, ty);
     Some(Rewrite::Node(Op::Collective(gather), vec![local]))
@@ -118,18 +118,18 @@ fn concat_of_collectives(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewr
     if !are_distinct(&node.inputs) || bytes > MAX_JOINED_BYTES {
         return None;
     }
-    let found: Option<Vec<_>> = node.inputs.iter().map(|&v| reshaped_collective_of(cx, v)).collect();
-    let found = found?;
-    let first = found[0].0.clone();
+    let collectives: Option<Vec<_>> = node.inputs.iter().map(|&v| reshaped_collective_of(cx, v)).collect();
+    let collectives = collectives?;
+    let first = collectives[0].0.clone();
     let can_be_one = match first.kind {
         CollectiveKind::AllReduce(_) => true,
         CollectiveKind::AllGather => axis > 0,
         _ => false,
     };
-    if !can_be_one || found.iter().any(|(c, _)| **c != first) {
+    if !can_be_one || collectives.iter().any(|(c, _)| **c != first) {
         return None;
     }
-    let mut operands: Vec<ValueId> = found.iter().map(|(_, x)| *x).collect();
+    let mut operands: Vec<ValueId> = collectives.iter().map(|(_, x)| *x).collect();
     let mut shape = node.ty.shape.clone();
     if first.kind == CollectiveKind::AllGather {
         shape[0] = cx.shape(operands[0])[0].clone();

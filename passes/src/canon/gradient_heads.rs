@@ -15,23 +15,23 @@ pub fn group_gradient_heads(graph: &Graph) -> Option<Graph> {
     }
     let users = graph.users();
     let mut out = graph.clone();
-    let mut found = false;
+    let mut changed = false;
     for (id, node) in graph.nodes.iter() {
         let (Op::AttentionGradient { .. }, &[_, of_k, of_v]) = (&node.op, &node.outputs[..]) else {
             continue;
         };
         let Some(&[k, v]) = node.inputs.get(4..6).and_then(|x| x.first_chunk::<2>()) else { continue };
         let search = HeadSearch { graph, users: &users, node: id };
-        let both = [(k, of_k), (v, of_v)].map(|(x, of_x)| search.find_repeated_heads(x, of_x));
-        let [Some(k), Some(v)] = both else { continue };
+        let repeated = [(k, of_k), (v, of_v)].map(|(x, of_x)| search.find_repeated_heads(x, of_x));
+        let [Some(k), Some(v)] = repeated else { continue };
         if k.heads() != v.heads() {
             continue;
         }
         k.remove_repetition(&mut out);
         v.remove_repetition(&mut out);
-        found = true;
+        changed = true;
     }
-    found.then_some(out)
+    changed.then_some(out)
 }
 
 /// Repeated heads of keys or values, with their gradient, which is summed over the copies.
@@ -112,10 +112,10 @@ impl HeadSearch<'_> {
         // The node itself may read the heads only as keys and values; heads that it reads as queries, for
         // example, stay unchanged.
         let inputs = self.graph.nodes[self.node].inputs.iter().enumerate();
-        let alone = self.readers(wide)?.iter().all(|&n| n == flatten)
+        let is_only_use = self.readers(wide)?.iter().all(|&n| n == flatten)
             && self.readers(x)?.iter().all(|&n| n == self.node)
             && inputs.filter(|(_, v)| **v == x).all(|(index, _)| matches!(index, 4 | 5));
-        if !flattened || self.graph.ty(single).shape != expected || !alone {
+        if !flattened || self.graph.ty(single).shape != expected || !is_only_use {
             return None;
         }
         let &[back] = self.readers(gradient)? else { return None };

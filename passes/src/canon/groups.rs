@@ -34,11 +34,11 @@ pub const RULES: &[RewriteRule] = &[
 fn equal_groups(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let group = node.op.group()?;
     let graph = cx.graph();
-    let others: Vec<GroupId> =
+    let same_groups: Vec<GroupId> =
         graph.groups.keys().filter(|&g| g != group && graph.have_same_cells(g, group)).collect();
-    others.into_iter().find_map(|other| {
+    same_groups.into_iter().find_map(|same_group| {
         let mut op = node.op.clone();
-        *op.group_mut()? = other;
+        *op.group_mut()? = same_group;
         cx.existing(&op, &node.inputs, &node.ty).map(Rewrite::Value)
     })
 }
@@ -71,8 +71,8 @@ impl NestedCollective {
 
     /// The group that covers the ranks of both, added if the program does not have it.
     fn group(&self, cx: &mut Rewriter, order: RankOrder) -> Option<GroupId> {
-        let found = MergedGroup::new(cx.graph(), self.inner, self.outer, order)?;
-        match found {
+        let merged = MergedGroup::new(cx.graph(), self.inner, self.outer, order)?;
+        match merged {
             MergedGroup::Known(group) => Some(group),
             MergedGroup::New { cells, name } => cx.find_or_add_group(cells, &name),
         }
@@ -171,9 +171,9 @@ fn merged_cells(graph: &Graph, inner: GroupId, outer: GroupId, order: RankOrder)
         if order == RankOrder::Any {
             from.sort_unstable();
         }
-        let known = cells.iter().position(|known| *known == from);
-        let number = known.unwrap_or(cells.len());
-        if known.is_none() {
+        let existing = cells.iter().position(|existing| *existing == from);
+        let number = existing.unwrap_or(cells.len());
+        if existing.is_none() {
             cells.push(from);
         }
         cell.iter().for_each(|&rank| number_of[rank as usize] = Some(number));

@@ -43,8 +43,8 @@ fn copy(_: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
 }
 
 fn cast_to_same(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
-    let same = node.op == Op::Cast && *cx.ty(node.inputs[0]) == node.ty;
-    same.then(|| Rewrite::Value(node.inputs[0]))
+    let is_noop = node.op == Op::Cast && *cx.ty(node.inputs[0]) == node.ty;
+    is_noop.then(|| Rewrite::Value(node.inputs[0]))
 }
 
 fn cast_of_widening(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
@@ -137,9 +137,9 @@ fn index_of_rows(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Index { axis: 0 }, Some((&x, indices))) = (&node.op, node.inputs.split_first()) else {
         return None;
     };
-    let (&last, rows) = indices.split_last()?;
+    let (&last_index, rows) = indices.split_last()?;
     let (extents, shape) = cx.shape(x).split_at_checked(rows.len())?;
-    let has_one_index_per_row = shape.len() == 1 && !rows.is_empty() && cx.shape(last) == extents;
+    let has_one_index_per_row = shape.len() == 1 && !rows.is_empty() && cx.shape(last_index) == extents;
     if !has_one_index_per_row || !rows.iter().enumerate().all(|(axis, &v)| counts_along(cx, v, extents, axis))
     {
         return None;
@@ -147,10 +147,14 @@ fn index_of_rows(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let mut shape = extents.to_vec();
     shape.push(Dim::from(1));
     let axis = rows.len();
-    let last = cx.reshape(last, shape.clone());
-    let found =
-        cx.emit("element", Op::GatherElements { axis }, &[x, last], TensorType::new(node.ty.dtype, shape));
-    Some(Rewrite::Node(Op::Reshape, vec![found]))
+    let last_index = cx.reshape(last_index, shape.clone());
+    let elements = cx.emit(
+        "element",
+        Op::GatherElements { axis },
+        &[x, last_index],
+        TensorType::new(node.ty.dtype, shape),
+    );
+    Some(Rewrite::Node(Op::Reshape, vec![elements]))
 }
 
 /// Whether each element of a value that broadcasts to `extents` is its own position along an axis of these.

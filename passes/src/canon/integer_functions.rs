@@ -36,8 +36,8 @@ impl IntegerFunction {
         for &value in values {
             function.collect(cx, value, false)?;
         }
-        let of = function.of?;
-        Some((function, of))
+        let source = function.of?;
+        Some((function, source))
     }
 
     /// The value as a function of this integer.
@@ -85,7 +85,7 @@ impl IntegerFunction {
         let (mut graph, new, data) = self.build(cx, integers)?;
         let ty = TensorType::new(dtype, vec![Dim::from(i64::try_from(integers.len()).ok()?)]);
         let value = add_over(&mut graph, cx, &new, op, inputs, ty)?;
-        run(graph, value, data).map(|found| found.to_f64())
+        run(graph, value, data).map(|values| values.to_f64())
     }
 
     /// The last value of the function for these integers.
@@ -101,17 +101,17 @@ impl IntegerFunction {
         cx: ClosedFormContext<'_>,
         integers: &[i64],
     ) -> Option<(Graph, HashMap<ValueId, ValueId>, Arc<Tensor>)> {
-        let of = self.of?;
-        let all = vec![Dim::from(i64::try_from(integers.len()).ok()?)];
+        let source = self.of?;
+        let shape = vec![Dim::from(i64::try_from(integers.len()).ok()?)];
         let mut graph = Graph { ranks: Some(1), ..Graph::new("function") };
-        let dtype = cx.graph.ty(of).dtype;
+        let dtype = cx.graph.ty(source).dtype;
         let data = Arc::new(Tensor::from_i64(dtype, vec![integers.len()], integers)?);
-        let ty = TensorType::new(dtype, all.clone());
+        let ty = TensorType::new(dtype, shape.clone());
         let x = graph.add_input(InputKind::Constant, "x", "", ty, Some(data.clone()));
-        let mut new = HashMap::from([(of, x)]);
+        let mut new = HashMap::from([(source, x)]);
         for &value in &self.nodes {
             let (op, inputs) = cx.graph.definition(value)?;
-            let ty = TensorType::new(cx.graph.ty(value).dtype, all.clone());
+            let ty = TensorType::new(cx.graph.ty(value).dtype, shape.clone());
             let added = add_over(&mut graph, cx, &new, op, inputs, ty)?;
             new.insert(value, added);
         }
@@ -121,8 +121,8 @@ impl IntegerFunction {
 
 fn run(mut graph: Graph, value: ValueId, data: Arc<Tensor>) -> Option<Tensor> {
     graph.outputs.push(GraphOutput { value, kind: OutputKind::Returned });
-    let found = interp::run(&graph, &SymbolBindings::new(), &[vec![data]]).ok()?;
-    found.into_iter().next()?.into_iter().next()
+    let outputs = interp::run(&graph, &SymbolBindings::new(), &[vec![data]]).ok()?;
+    outputs.into_iter().next()?.into_iter().next()
 }
 
 /// Adds a node with operands that stand in `new` or are full of one element.
@@ -142,7 +142,7 @@ fn add_over(
     let mut operands = Vec::with_capacity(inputs.len());
     for operand in inputs {
         operands.push(match new.get(operand) {
-            Some(&known) => known,
+            Some(&value) => value,
             None => {
                 let full = TensorType::new(cx.graph.ty(*operand).dtype, ty.shape.clone());
                 add(Op::Full(full_element(cx, *operand)?), vec![], full)
@@ -169,8 +169,8 @@ pub fn evaluated_bounds(
             && is_integer(cx.graph.ty(candidate).dtype)
             && let Some(function) = IntegerFunction::of_integer(cx, value, candidate)
             && let Some(integers) = range(candidate)
-            && let Some(found) = function.evaluate(cx, &integers).map(|found| found.to_i64())
-            && let (Some(&least), Some(&greatest)) = (found.iter().min(), found.iter().max())
+            && let Some(values) = function.evaluate(cx, &integers).map(|values| values.to_i64())
+            && let (Some(&least), Some(&greatest)) = (values.iter().min(), values.iter().max())
         {
             let [low, high] = best.unwrap_or([least, greatest]);
             best = Some([low.max(least), high.min(greatest)]);

@@ -67,14 +67,14 @@ fn comparison_by_range(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
     let at_most = |s: i64| range.is_at_most(&Dim::from(s), symbols);
     let below = s.checked_sub(1).is_some_and(at_most);
     let above = s.checked_add(1).is_some_and(at_least);
-    let known = |holds: bool, fails: bool| (holds || fails).then_some(holds);
+    let decided = |holds: bool, fails: bool| (holds || fails).then_some(holds);
     let outcome = match if scalar_left { mirrored(op) } else { op } {
-        BinaryOp::Lt => known(below, at_least(s)),
-        BinaryOp::Le => known(at_most(s), above),
-        BinaryOp::Gt => known(above, at_most(s)),
-        BinaryOp::Ge => known(at_least(s), below),
-        BinaryOp::Eq => known(false, below || above),
-        BinaryOp::Ne => known(below || above, false),
+        BinaryOp::Lt => decided(below, at_least(s)),
+        BinaryOp::Le => decided(at_most(s), above),
+        BinaryOp::Gt => decided(above, at_most(s)),
+        BinaryOp::Ge => decided(at_least(s), below),
+        BinaryOp::Eq => decided(false, below || above),
+        BinaryOp::Ne => decided(below || above, false),
         _ => None,
     }?;
     Some(Rewrite::Node(Op::Full(Scalar::Bool(outcome)), vec![]))
@@ -171,16 +171,16 @@ fn integer_with_equal_positions(cx: &mut Rewriter, value: ValueId, positions: Va
     let (&Op::Iota { start, step }, _) = cx.def(positions)? else { return None };
     let count =
         cx.shape(positions).first()?.as_const().filter(|n| (0..=MAX_EVALUATED_INTEGERS).contains(n))?;
-    let (function, of) = IntegerFunction::of_nearest_integer(cx.context(), &[value])?;
-    let integers = range_of(cx.context(), of)?.few_integers(cx.symbols())?;
-    let found = function.evaluate(cx.context(), &integers)?.to_f64();
+    let (function, source) = IntegerFunction::of_nearest_integer(cx.context(), &[value])?;
+    let integers = range_of(cx.context(), source)?.few_integers(cx.symbols())?;
+    let values = function.evaluate(cx.context(), &integers)?.to_f64();
     let listed: Vec<i64> = (0..count).map(|i| start + i * step).collect();
-    let agrees = found.iter().zip(&integers).all(|(&y, x)| {
+    let agrees = values.iter().zip(&integers).all(|(&y, x)| {
         let equal = listed.iter().find(|&&position| position as f64 == y);
         equal == listed.contains(x).then_some(x)
     });
     let shape = cx.shape(value).to_vec();
-    (agrees && cx.ty(of).numel() == cx.ty(value).numel()).then(|| cx.reshape(of, shape))
+    (agrees && cx.ty(source).numel() == cx.ty(value).numel()).then(|| cx.reshape(source, shape))
 }
 
 /// A series of floats as integers of this dtype.
@@ -188,9 +188,11 @@ fn as_integers(cx: &mut Rewriter, value: ValueId, dtype: DType) -> Option<ValueI
     let (op @ &Op::Iota { start, step }, _) = cx.def(value)? else { return None };
     let op = op.clone();
     let shape = cx.shape(value).to_vec();
-    let last = Dim::from(start) + (shape.first()?.clone() - Dim::from(1)) * Dim::from(step);
-    let range =
-        IntegerRange { least: last.min_with(&Dim::from(start)), greatest: last.max_with(&Dim::from(start)) };
+    let last_value = Dim::from(start) + (shape.first()?.clone() - Dim::from(1)) * Dim::from(step);
+    let range = IntegerRange {
+        least: last_value.min_with(&Dim::from(start)),
+        greatest: last_value.max_with(&Dim::from(start)),
+    };
     let fits = [dtype, cx.ty(value).dtype].into_iter().all(|dtype| range.fits_type(dtype, cx.symbols()));
     fits.then(|| cx.emit("positions", op, &[], TensorType::new(dtype, shape)))
 }
@@ -203,28 +205,28 @@ fn identity_of_integers(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewri
     if !rounds || !node.ty.dtype.is_float() {
         return None;
     }
-    let (function, of) = IntegerFunction::of_nearest_integer(cx.context(), &node.inputs)?;
-    if cx.ty(of).numel() != node.ty.numel() {
+    let (function, source) = IntegerFunction::of_nearest_integer(cx.context(), &node.inputs)?;
+    if cx.ty(source).numel() != node.ty.numel() {
         return None;
     }
-    let range = range_of(cx.context(), of)?;
+    let range = range_of(cx.context(), source)?;
     let integers = range.few_integers(cx.symbols())?;
     if !range.fits_type(node.ty.dtype, cx.symbols()) {
         return None;
     }
     let result = (&node.op, &node.inputs[..], node.ty.dtype);
-    let found = function.evaluate_node(cx.context(), &integers, result)?;
-    if !found.iter().zip(&integers).all(|(&y, &x)| y == x as f64) {
+    let values = function.evaluate_node(cx.context(), &integers, result)?;
+    if !values.iter().zip(&integers).all(|(&y, &x)| y == x as f64) {
         return None;
     }
-    let ty = TensorType::new(node.ty.dtype, cx.shape(of));
-    let cast = cx.emit("exact", Op::Cast, &[of], ty);
+    let ty = TensorType::new(node.ty.dtype, cx.shape(source));
+    let cast = cx.emit("exact", Op::Cast, &[source], ty);
     Some(Rewrite::Value(cx.reshape(cast, node.ty.shape.clone())))
 }
 
 fn ends_of_exact_cast(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::GroupedMatMul, &[x, w, ends]) = (&node.op, &node.inputs[..]) else { return None };
-    let (of, _) = exact_cast(cx, ends)?;
-    let fits = matches!(cx.ty(of).dtype, DType::I32 | DType::I64);
-    fits.then(|| Rewrite::Node(Op::GroupedMatMul, vec![x, w, of]))
+    let (integers, _) = exact_cast(cx, ends)?;
+    let fits = matches!(cx.ty(integers).dtype, DType::I32 | DType::I64);
+    fits.then(|| Rewrite::Node(Op::GroupedMatMul, vec![x, w, integers]))
 }

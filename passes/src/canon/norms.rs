@@ -34,14 +34,14 @@ fn rms_norm(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     if !matches!(node.ty.dtype, DType::F32 | DType::F64) {
         return None;
     }
-    let found = match op {
+    let matched = match op {
         BinaryOp::Mul => {
             match_norm_scale(cx, a, b, UnaryOp::Rsqrt).or_else(|| match_norm_scale(cx, b, a, UnaryOp::Rsqrt))
         }
         BinaryOp::Div => match_norm_scale(cx, a, b, UnaryOp::Sqrt),
         _ => None,
     };
-    let (x, axes, eps) = found?;
+    let (x, axes, eps) = matched?;
     Some(Rewrite::Node(Op::RmsNorm { axes, eps, round_first: true }, vec![x]))
 }
 
@@ -52,14 +52,14 @@ fn match_norm_scale(
     scale: ValueId,
     root: UnaryOp,
 ) -> Option<(ValueId, usize, FloatAttribute)> {
-    let (found, sum) = match_root(cx, scale)?;
+    let (matched_root, sum) = match_root(cx, scale)?;
     let (Op::BinaryScalar { op: BinaryOp::Add, scalar, .. }, &[mean]) = cx.def(sum)? else { return None };
     let (Op::Reduce { op: ReductionKind::Mean, axes, keep: true }, &[square]) = cx.def(mean)? else {
         return None;
     };
     let (Op::Binary(BinaryOp::Mul), &[y, z]) = cx.def(square)? else { return None };
-    let last = axes.iter().copied().eq(cx.shape(x).len() - axes.len()..cx.shape(x).len());
-    let matches = found == root && (x, x) == (y, z) && last && !axes.is_empty();
+    let are_last_axes = axes.iter().copied().eq(cx.shape(x).len() - axes.len()..cx.shape(x).len());
+    let matches = matched_root == root && (x, x) == (y, z) && are_last_axes && !axes.is_empty();
     // If other nodes need the mean or the root, for example for a gradient, the norm would read the operand
     // a second time.
     if !matches || [scale, sum, mean].into_iter().any(|v| cx.is_shared(v)) {

@@ -187,10 +187,10 @@ fn reshape_of_take(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let shape = cx.shape(x).to_vec();
     let added = (node.ty.rank() + 1).checked_sub(shape.len()).filter(|&n| n > 1 && shape.len() > 1)?;
     let leading = node.ty.shape[..added].to_vec();
-    let one = Dim::from(1);
-    let divides = node.ty.shape[added..] == shape[1..] && shape[1..].iter().any(|n| *n != one);
+    let unit = Dim::from(1);
+    let divides = node.ty.shape[added..] == shape[1..] && shape[1..].iter().any(|n| *n != unit);
     // Axes of extent 1 are no division.
-    if !divides || leading.contains(&one) || !takes_rows(cx, x, MAX_DEPTH) {
+    if !divides || leading.contains(&unit) || !takes_rows(cx, x, MAX_DEPTH) {
         return None;
     }
     let (op, inputs) = cx.def(x)?;
@@ -207,7 +207,7 @@ fn reshape_of_take(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
             v
         } else {
             let rows = own.remove(0);
-            let front = if rows == shape[0] { leading.clone() } else { vec![one.clone(); added] };
+            let front = if rows == shape[0] { leading.clone() } else { vec![unit.clone(); added] };
             cx.reshape(v, front.into_iter().chain(own).collect())
         });
     }
@@ -219,9 +219,9 @@ fn take_of_repeated_rows(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewr
     let (Op::Reshape, &[wide]) = cx.def(x)? else { return None };
     let (Op::Expand, &[narrow]) = cx.def(wide)? else { return None };
     let [count, copies, row @ ..] = cx.shape(wide) else { return None };
-    let one = Dim::from(1);
+    let unit = Dim::from(1);
     let [rows, single, ..] = cx.shape(narrow) else { return None };
-    let repeats = rows == count && *single == one && cx.shape(narrow)[2..] == *row;
+    let repeats = rows == count && *single == unit && cx.shape(narrow)[2..] == *row;
     let is_whole = cx.shape(x)[1..] == *row && cx.shape(x)[0] == count.clone() * copies.clone();
     // Narrower integers may not hold the number of copies.
     let divides = matches!(cx.ty(index).dtype, DType::I32 | DType::I64);

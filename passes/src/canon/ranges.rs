@@ -51,8 +51,8 @@ impl IntegerRange {
     /// All integers of the range, if they are few.
     pub fn few_integers(&self, symbols: &SymbolTable) -> Option<Vec<i64>> {
         let [least, greatest] = self.bounds(symbols);
-        let few = greatest.checked_sub(least).is_some_and(|n| (0..MAX_EVALUATED_INTEGERS).contains(&n));
-        few.then(|| (least..=greatest).collect())
+        let are_few = greatest.checked_sub(least).is_some_and(|n| (0..MAX_EVALUATED_INTEGERS).contains(&n));
+        are_few.then(|| (least..=greatest).collect())
     }
 
     /// Whether all elements are at least this.
@@ -116,12 +116,12 @@ impl RangeSearch<'_> {
         self.left = self.left.checked_sub(1)?;
         let ValueDef::Node(node, which) = graph.values[value].def else { return None };
         let node = &graph.nodes[node];
-        let found = match node.op {
+        let range = match node.op {
             Op::Select if self.evaluates => self.of_selection(value, &node.inputs),
             _ => self.of_node(&node.op, &node.inputs, which),
         }?;
         // Arithmetic that may wrap shows nothing.
-        found.fits_type(ty.dtype, &graph.symbols).then_some(found)
+        range.fits_type(ty.dtype, &graph.symbols).then_some(range)
     }
 
     /// The range of a selection. If it may be negative by the ranges of its operands, it is evaluated.
@@ -207,7 +207,7 @@ impl RangeSearch<'_> {
     fn union_of(&mut self, values: &[ValueId]) -> Option<IntegerRange> {
         let (&first, others) = values.split_first()?;
         let first = self.range_of(first)?;
-        others.iter().try_fold(first, |all, &v| Some(all.union(&self.range_of(v)?)))
+        others.iter().try_fold(first, |range, &v| Some(range.union(&self.range_of(v)?)))
     }
 
     /// The range of sums of up to `count` elements that are not negative.

@@ -51,18 +51,18 @@ pub fn collective_changes(
 ) -> Vec<CollectiveChange> {
     let remaining: BTreeMap<&str, &TensorType> =
         collectives(canonical).map(|(name, node)| (name, result(canonical, node))).collect();
-    let mut last: BTreeMap<String, ReplacedCollective> = BTreeMap::new();
+    let mut last_records: BTreeMap<String, ReplacedCollective> = BTreeMap::new();
     for record in recorded {
         // A collective does not replace itself.
         let by = record.by.into_iter().filter(|name| *name != record.collective).collect();
-        last.insert(record.collective.clone(), ReplacedCollective { by, ..record });
+        last_records.insert(record.collective.clone(), ReplacedCollective { by, ..record });
     }
     let mut open: Vec<String> = Vec::new();
-    let mut known: BTreeSet<String> = BTreeSet::new();
+    let mut listed: BTreeSet<String> = BTreeSet::new();
     let mut out = Vec::new();
     for (name, node) in collectives(source) {
         let bytes = communicated_bytes(source, node);
-        let found = match remaining.get(name) {
+        let replaced = match remaining.get(name) {
             Some(&ty) if ty == result(source, node) => continue,
             Some(&ty) => ReplacedCollective {
                 collective: name.into(),
@@ -73,20 +73,21 @@ pub fn collective_changes(
                 ),
                 by: vec![name.into()],
             },
-            None => last.get(name).cloned().unwrap_or_else(|| unused(name)),
+            None => last_records.get(name).cloned().unwrap_or_else(|| unused(name)),
         };
-        open.extend(found.by.iter().cloned());
-        out.push(CollectiveChange { replaced: found, bytes });
+        open.extend(replaced.by.iter().cloned());
+        out.push(CollectiveChange { replaced, bytes });
     }
     // Leaves out collectives that a pass added and a later pass replaced.
     let of_source: BTreeSet<&str> = collectives(source).map(|(name, _)| name).collect();
     while let Some(name) = open.pop() {
-        if remaining.contains_key(&name[..]) || of_source.contains(&name[..]) || !known.insert(name.clone()) {
+        if remaining.contains_key(&name[..]) || of_source.contains(&name[..]) || !listed.insert(name.clone())
+        {
             continue;
         }
-        let found = last.get(&name).cloned().unwrap_or_else(|| unused(&name));
-        open.extend(found.by.iter().cloned());
-        out.push(CollectiveChange { replaced: found, bytes: Dim::from(0) });
+        let replaced = last_records.get(&name).cloned().unwrap_or_else(|| unused(&name));
+        open.extend(replaced.by.iter().cloned());
+        out.push(CollectiveChange { replaced, bytes: Dim::from(0) });
     }
     out
 }
@@ -95,22 +96,22 @@ pub fn collective_changes(
 const MAX_SHOWN_TYPE_BYTES: usize = 500;
 
 fn partial_use_text(part: &str, whole: &str) -> String {
-    let what = "only the used part is communicated";
+    let explanation = "only the used part is communicated";
     if part.len() + whole.len() > MAX_SHOWN_TYPE_BYTES {
-        what.into()
+        explanation.into()
     } else {
-        format!("{what}: {part} of {whole}")
+        format!("{explanation}: {part} of {whole}")
     }
 }
 
 fn unused(name: &str) -> ReplacedCollective {
-    let what = "its result is no longer needed".to_string();
-    ReplacedCollective { collective: name.into(), rule: UNUSED_REASON, what, by: Vec::new() }
+    let explanation = "its result is no longer needed".to_string();
+    ReplacedCollective { collective: name.into(), rule: UNUSED_REASON, what: explanation, by: Vec::new() }
 }
 
 fn collectives(graph: &Graph) -> impl Iterator<Item = (&str, &Node)> {
-    let all = graph.nodes.iter().filter(|(_, node)| node.op.as_collective().is_some());
-    all.map(|(id, node)| (graph.node_name(id), node))
+    let nodes = graph.nodes.iter().filter(|(_, node)| node.op.as_collective().is_some());
+    nodes.map(|(id, node)| (graph.node_name(id), node))
 }
 
 fn result<'g>(graph: &'g Graph, node: &Node) -> &'g TensorType {

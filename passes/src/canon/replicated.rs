@@ -191,14 +191,14 @@ impl GatherOfPieces {
     /// order. `None` if one cannot be computed whole, or if there are too many.
     fn values_to_compute(&self, cx: &Rewriter, x: ValueId) -> Option<Vec<ValueId>> {
         let mut order = Vec::new();
-        let mut seen = HashSet::new();
+        let mut visited = HashSet::new();
         // The stack of values to visit, each with a flag that its operands are already listed.
         let mut open = vec![(x, false)];
         while let Some((v, is_ready)) = open.pop() {
             if is_ready {
                 order.push(v);
-            } else if seen.insert(v) {
-                if seen.len() > MAX_WHOLE_VALUES {
+            } else if visited.insert(v) {
+                if visited.len() > MAX_WHOLE_VALUES {
                     return None;
                 }
                 open.push((v, true));
@@ -247,7 +247,7 @@ impl GatherOfPieces {
 
     /// Emits `x` of all ranks of a cell, computed from whole values.
     fn emit_whole(&self, cx: &mut Rewriter, x: ValueId) -> Option<ValueId> {
-        let mut whole: HashMap<ValueId, ValueId> = HashMap::new();
+        let mut whole_values: HashMap<ValueId, ValueId> = HashMap::new();
         for v in self.values_to_compute(cx, x)? {
             let divided = self.divided_operands(cx, v)?;
             let (op, inputs) = cx.def(v)?;
@@ -255,7 +255,7 @@ impl GatherOfPieces {
             let inputs = inputs.to_vec();
             let mut ty = cx.ty(v).clone();
             ty.shape[0] = ty.shape[0].clone() * Dim::from(i64::from(self.ranks));
-            let found = match op {
+            let whole_value = match op {
                 Op::Shard { .. } => *inputs.first()?,
                 Op::Collective(Collective { kind: CollectiveKind::ReduceScatter(op), group, .. }) => {
                     let kind = CollectiveKind::AllReduce(op);
@@ -266,15 +266,15 @@ impl GatherOfPieces {
                     let mut operands = inputs;
                     for operand in &mut operands {
                         if divided.contains(operand) {
-                            *operand = *whole.get(operand)?;
+                            *operand = *whole_values.get(operand)?;
                         }
                     }
                     cx.emit("whole", op, &operands, ty)
                 }
             };
-            whole.insert(v, found);
+            whole_values.insert(v, whole_value);
         }
-        whole.get(&x).copied()
+        whole_values.get(&x).copied()
     }
 }
 
@@ -357,7 +357,7 @@ fn sharded_operands(cx: &Rewriter, v: ValueId, axis: usize) -> Vec<(usize, usize
 fn shard_of_moved(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (&Op::Shard { axis, group }, &[moved]) = (&node.op, &node.inputs[..]) else { return None };
     let (op, inputs) = cx.def(moved)?;
-    let most = match op {
+    let max_copies = match op {
         // A piece of a permuted value is stored in the order in which it is read.
         Op::Permute { .. } => 0,
         op if computes_by_pieces(cx, op, moved) => 1,
@@ -371,7 +371,7 @@ fn shard_of_moved(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
         .iter()
         .map(|&(i, operand_axis)| copies_for_piece(cx, inputs[i], operand_axis, group, MAX_MOVED_NODES))
         .sum();
-    if copies > most || cx.is_shared(moved) {
+    if copies > max_copies || cx.is_shared(moved) {
         return None;
     }
     let op = op.clone();

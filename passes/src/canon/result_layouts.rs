@@ -24,14 +24,14 @@ pub fn store_as_read(graph: &Graph) -> Option<Graph> {
         readers[value_index(output.value)].clear();
     }
     let mut out = graph.clone();
-    let mut found = false;
+    let mut changed = false;
     for (id, node) in graph.nodes.iter() {
         let results = node.outputs.get(..node.op.permuted_results()).unwrap_or_default();
         let orders: Option<Vec<ReadPermutation<'_>>> =
             results.iter().map(|&r| find_read_permutation(graph, &readers, r)).collect();
         let Some(orders) = orders else { continue };
-        let Some((first, rest)) = orders.split_first() else { continue };
-        if rest.iter().any(|other| other.stored != first.stored) {
+        let Some((first, other_orders)) = orders.split_first() else { continue };
+        if other_orders.iter().any(|other| other.stored != first.stored) {
             continue;
         }
         for (&result, ReadPermutation { read, perm, stored }) in results.iter().zip(&orders) {
@@ -42,9 +42,9 @@ pub fn store_as_read(graph: &Graph) -> Option<Graph> {
             }
         }
         out.nodes[id].op = Op::Permuted { op: Box::new(node.op.clone()), perm: first.stored.clone() };
-        found = true;
+        changed = true;
     }
-    found.then_some(out)
+    changed.then_some(out)
 }
 
 /// How the readers of a result permute it.
@@ -82,8 +82,8 @@ fn unit_reshape_reader(graph: &Graph, readers: &[NodeId]) -> Option<NodeId> {
     let node = &graph.nodes[reader];
     let (Op::Reshape, &[x], &[y]) = (&node.op, &node.inputs[..], &node.outputs[..]) else { return None };
     let from = non_unit_axes(&graph.ty(x).shape).map(|(_, extent)| extent);
-    let to = non_unit_axes(&graph.ty(y).shape).map(|(_, extent)| extent);
-    from.eq(to).then_some(reader)
+    let result_extents = non_unit_axes(&graph.ty(y).shape).map(|(_, extent)| extent);
+    from.eq(result_extents).then_some(reader)
 }
 
 /// The permutation of `result` that keeps its elements in the order of `perm` of `read`. Both have the same
@@ -107,8 +107,8 @@ fn lift_permutation(graph: &Graph, result: ValueId, read: ValueId, perm: &[usize
 /// The permutation that all these nodes apply to their operand, if it is the same one and keeps the last
 /// axis last, so that rows stay contiguous.
 fn common_permutation<'g>(graph: &'g Graph, readers: &[NodeId]) -> Option<&'g [usize]> {
-    let (&first, rest) = readers.split_first()?;
+    let (&first, other_readers) = readers.split_first()?;
     let Op::Permute { perm } = &graph.nodes[first].op else { return None };
-    let same = rest.iter().all(|&id| graph.nodes[id].op == graph.nodes[first].op);
-    (same && perm.last().is_some_and(|&last| last + 1 == perm.len())).then_some(&perm[..])
+    let same_op = other_readers.iter().all(|&id| graph.nodes[id].op == graph.nodes[first].op);
+    (same_op && perm.last().is_some_and(|&last_axis| last_axis + 1 == perm.len())).then_some(&perm[..])
 }

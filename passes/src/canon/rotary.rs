@@ -102,30 +102,31 @@ impl PairLayout {
 
 fn recognize_rotary(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let axis = node.ty.rank().checked_sub(1)?;
-    let last = node.ty.shape.last()?;
+    let row_extent = node.ty.shape.last()?;
     let joins = match &node.op {
         Op::Binary(BinaryOp::Add | BinaryOp::Sub) => true,
         Op::Concat { axis: along } => *along == axis,
         Op::Reshape => matches!(cx.def(node.inputs[0]), Some((Op::Concat { .. }, _))),
         _ => false,
     };
-    let width = last.as_const().filter(|w| joins && node.ty.dtype.is_float() && *w >= 4 && w % 2 == 0)?;
-    let both = [PairLayout::Halves, PairLayout::Neighbours];
-    let (pairs, found) =
-        both.into_iter().find_map(|pairs| Some((pairs, match_rotation(cx, node, pairs)?)))?;
-    let [x, cos, sin] = found.operands.map(|part| part.emit(cx));
-    let interleaved = found.pairs == PairLayout::Neighbours;
+    let width =
+        row_extent.as_const().filter(|w| joins && node.ty.dtype.is_float() && *w >= 4 && w % 2 == 0)?;
+    let layouts = [PairLayout::Halves, PairLayout::Neighbours];
+    let (pairs, matched) =
+        layouts.into_iter().find_map(|pairs| Some((pairs, match_rotation(cx, node, pairs)?)))?;
+    let [x, cos, sin] = matched.operands.map(|operand| operand.emit(cx));
+    let interleaved = matched.pairs == PairLayout::Neighbours;
     let op = Op::RotaryEmbedding { width: usize::try_from(width).ok()?, interleaved };
     let types = [cx.ty(x), cx.ty(cos), cx.ty(sin)];
     let fits = infer::infer_types(&op, &types, None)
         .is_ok_and(|t| t.as_deref() == Some(std::slice::from_ref(&node.ty)));
-    if !fits || found.pairs == pairs {
+    if !fits || matched.pairs == pairs {
         return fits.then(|| Rewrite::Node(op, vec![x, cos, sin]));
     }
     let y = cx.emit("turned", op, &[x, cos, sin], node.ty.clone());
-    let (step, distance) = found.pairs.step_and_distance(width / 2);
+    let (step, distance) = matched.pairs.step_and_distance(width / 2);
     let halves = [0, distance].map(|start| {
-        let part = RowSlice {
+        let slice = RowSlice {
             value: y,
             rows: node.ty.shape[..axis].to_vec(),
             extent: width,
@@ -133,7 +134,7 @@ fn recognize_rotary(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> 
             step,
             len: width / 2,
         };
-        part.emit(cx)
+        slice.emit(cx)
     });
     Some(Rewrite::Node(Op::Concat { axis }, halves.to_vec()))
 }
@@ -177,8 +178,8 @@ impl RowSlice {
 
 /// The operands of the rotation that a node is, if the result has pairs in this layout.
 fn match_rotation(cx: &Rewriter, node: &CandidateNode, pairs: PairLayout) -> Option<RotaryMatch> {
-    let (last, rows) = node.ty.shape.split_last()?;
-    let half = last.as_const()? / 2;
+    let (row_extent, rows) = node.ty.shape.split_last()?;
+    let half = row_extent.as_const()? / 2;
     let (step, distance) = pairs.step_and_distance(half);
     let node = NodeRef { op: &node.op, inputs: &node.inputs, shape: &node.ty.shape };
     let first_members =
@@ -197,9 +198,9 @@ fn match_rotation(cx: &Rewriter, node: &CandidateNode, pairs: PairLayout) -> Opt
         let wanted = RotaryPattern { rows, half, layout, each: layout == pairs };
         for first in operand_orders(&a) {
             for second in operand_orders(&b) {
-                let found = match_sums(cx, &wanted, [&first, &second]);
-                if found.is_some() {
-                    return found;
+                let matched = match_sums(cx, &wanted, [&first, &second]);
+                if matched.is_some() {
+                    return matched;
                 }
             }
         }
@@ -228,11 +229,11 @@ struct RotarySum<'a> {
 fn operand_orders(sum: &[RotaryProduct; 2]) -> impl Iterator<Item = RotarySum<'_>> {
     (0..8).map(move |n: usize| {
         let own = &sum[n & 1];
-        let other = &sum[1 - (n & 1)];
+        let other_product = &sum[1 - (n & 1)];
         RotarySum {
             own: own.factors_in_order(n & 2 != 0),
-            other: other.factors_in_order(n & 4 != 0),
-            negative: [own.negative, other.negative],
+            other: other_product.factors_in_order(n & 4 != 0),
+            negative: [own.negative, other_product.negative],
         }
     })
 }
@@ -304,18 +305,18 @@ fn pieces_at_distance<'a>(
     distance: i64,
 ) -> impl Iterator<Item = (&'a RotaryPiece, &'a RotaryPiece)> {
     from.iter().flat_map(move |a| {
-        let same = to.iter().find(|b| {
+        let matching = to.iter().find(|b| {
             let moved = PieceRegion { start: a.at.start + distance, negative: b.at.negative, ..a.at.clone() };
             a.value == b.value && b.at == moved
         });
-        same.map(|b| (a, b))
+        matching.map(|b| (a, b))
     })
 }
 
 impl RotaryPiece {
     fn same_elements(&self, other: &RotaryPiece) -> bool {
-        let at = PieceRegion { negative: other.at.negative, ..self.at.clone() };
-        self.value == other.value && at == other.at
+        let region = PieceRegion { negative: other.at.negative, ..self.at.clone() };
+        self.value == other.value && region == other.at
     }
 
     fn to_row_slice(&self, cx: &Rewriter) -> Option<RowSlice> {
@@ -332,44 +333,57 @@ fn trace_chain(cx: &Rewriter, piece: &RotaryPiece) -> Vec<RotaryPiece> {
         .collect()
 }
 
-/// The two products whose sum the elements of a node are, at most `most` ops away.
-fn match_sum(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion, most: usize) -> Option<[RotaryProduct; 2]> {
-    let most = most.checked_sub(1)?;
+/// The two products whose sum the elements of a node are, at most `max_ops` ops away.
+fn match_sum(
+    cx: &Rewriter,
+    node: &NodeRef<'_>,
+    region: &PieceRegion,
+    max_ops: usize,
+) -> Option<[RotaryProduct; 2]> {
+    let max_ops = max_ops.checked_sub(1)?;
     if let Op::Binary(op @ (BinaryOp::Add | BinaryOp::Sub)) = node.op {
-        let [a, mut b] = operand_pieces(cx, node, at)?;
+        let [a, mut b] = operand_pieces(cx, node, region)?;
         b.at.negative ^= *op == BinaryOp::Sub;
-        return Some([match_product(cx, &a, most)?, match_product(cx, &b, most)?]);
+        return Some([match_product(cx, &a, max_ops)?, match_product(cx, &b, max_ops)?]);
     }
-    let piece = trace_operand(cx, node, at)?;
-    match_sum(cx, &NodeRef::of_value(cx, piece.value)?, &piece.at, most)
+    let piece = trace_operand(cx, node, region)?;
+    match_sum(cx, &NodeRef::of_value(cx, piece.value)?, &piece.at, max_ops)
 }
 
-/// The product that a piece is, at most `most` ops away.
-fn match_product(cx: &Rewriter, piece: &RotaryPiece, most: usize) -> Option<RotaryProduct> {
-    let most = most.checked_sub(1)?;
+/// The product that a piece is, at most `max_ops` ops away.
+fn match_product(cx: &Rewriter, piece: &RotaryPiece, max_ops: usize) -> Option<RotaryProduct> {
+    let max_ops = max_ops.checked_sub(1)?;
     let node = NodeRef::of_value(cx, piece.value)?;
     if !matches!(node.op, Op::Binary(BinaryOp::Mul)) {
-        return match_product(cx, &trace_operand(cx, &node, &piece.at)?, most);
+        return match_product(cx, &trace_operand(cx, &node, &piece.at)?, max_ops);
     }
     let mut factors = operand_pieces(cx, &node, &piece.at)?;
     factors.iter_mut().for_each(|f| f.at.negative = false);
     Some(RotaryProduct { negative: piece.at.negative, factors })
 }
 
-/// The elements of both operands from which an element-wise node computes the elements `at`.
-fn operand_pieces(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion) -> Option<[RotaryPiece; 2]> {
-    let x = operand_piece(cx, node, at, *node.inputs.first()?)?;
-    let y = operand_piece(cx, node, at, *node.inputs.get(1)?)?;
+/// The elements of both operands from which an element-wise node computes the elements of `region`.
+fn operand_pieces(cx: &Rewriter, node: &NodeRef<'_>, region: &PieceRegion) -> Option<[RotaryPiece; 2]> {
+    let x = operand_piece(cx, node, region, *node.inputs.first()?)?;
+    let y = operand_piece(cx, node, region, *node.inputs.get(1)?)?;
     Some([x, y])
 }
 
-/// The elements of one operand from which an element-wise node computes the elements `at`; `None` if the
+/// The elements of one operand from which an element-wise node computes the elements of `region`; `None` if the
 /// operand broadcasts to them.
-fn operand_piece(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion, value: ValueId) -> Option<RotaryPiece> {
+fn operand_piece(
+    cx: &Rewriter,
+    node: &NodeRef<'_>,
+    region: &PieceRegion,
+    value: ValueId,
+) -> Option<RotaryPiece> {
     let shape = cx.shape(value);
-    let lead = at.lead.checked_sub(node.shape.len().checked_sub(shape.len())?)?;
-    let same = shape[lead..] == node.shape[at.lead..];
-    same.then(|| RotaryPiece { value, at: PieceRegion { lead, rows: shape[..lead].to_vec(), ..at.clone() } })
+    let lead = region.lead.checked_sub(node.shape.len().checked_sub(shape.len())?)?;
+    let same_shape = shape[lead..] == node.shape[region.lead..];
+    same_shape.then(|| RotaryPiece {
+        value,
+        at: PieceRegion { lead, rows: shape[..lead].to_vec(), ..region.clone() },
+    })
 }
 
 /// The extents of a shape from `lead` on, if all are numbers.
@@ -377,33 +391,37 @@ fn constant_extents(shape: &[Dim], lead: usize) -> Option<Vec<i64>> {
     shape.get(lead..)?.iter().map(Dim::as_const).collect()
 }
 
-/// The elements of the operand that a node moves or negates to give the elements `at`.
-fn trace_operand(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion) -> Option<RotaryPiece> {
+/// The elements of the operand that a node moves or negates to give the elements of `region`.
+fn trace_operand(cx: &Rewriter, node: &NodeRef<'_>, region: &PieceRegion) -> Option<RotaryPiece> {
     let &value = node.inputs.first()?;
     match node.op {
         Op::Unary(UnaryOp::Neg) => {
-            Some(RotaryPiece { value, at: PieceRegion { negative: !at.negative, ..at.clone() } })
+            Some(RotaryPiece { value, at: PieceRegion { negative: !region.negative, ..region.clone() } })
         }
-        Op::Reshape => trace_reshape(cx.shape(value), node, at).map(|at| RotaryPiece { value, at }),
+        Op::Reshape => {
+            trace_reshape(cx.shape(value), node, region).map(|region| RotaryPiece { value, at: region })
+        }
         Op::Slice { axis, start, step } => {
             let cut = SliceParams { axis: *axis, start: start.as_const()?, step: *step };
-            trace_slice(cx.shape(value), node, at, &cut).map(|at| RotaryPiece { value, at })
+            trace_slice(cx.shape(value), node, region, &cut).map(|region| RotaryPiece { value, at: region })
         }
-        Op::Concat { axis } => trace_concat(cx, node, at, *axis),
-        Op::Expand => trace_expand(cx.shape(value), node, at).map(|at| RotaryPiece { value, at }),
+        Op::Concat { axis } => trace_concat(cx, node, region, *axis),
+        Op::Expand => {
+            trace_expand(cx.shape(value), node, region).map(|region| RotaryPiece { value, at: region })
+        }
         _ => None,
     }
 }
 
 /// The leading axes stay the same except those of extent 1, so no element moves in row-major order.
-fn trace_reshape(from: &[Dim], node: &NodeRef<'_>, at: &PieceRegion) -> Option<PieceRegion> {
-    let all: i64 = constant_extents(node.shape, at.lead)?.iter().product();
-    let rows = non_unit_extents(&node.shape[..at.lead]);
+fn trace_reshape(from: &[Dim], node: &NodeRef<'_>, region: &PieceRegion) -> Option<PieceRegion> {
+    let elements: i64 = constant_extents(node.shape, region.lead)?.iter().product();
+    let rows = non_unit_extents(&node.shape[..region.lead]);
     let lead = (0..=from.len()).rev().find(|&lead| {
         non_unit_extents(&from[..lead]) == rows
-            && constant_extents(from, lead).is_some_and(|t| t.iter().product::<i64>() == all)
+            && constant_extents(from, lead).is_some_and(|t| t.iter().product::<i64>() == elements)
     })?;
-    Some(PieceRegion { lead, ..at.clone() })
+    Some(PieceRegion { lead, ..region.clone() })
 }
 
 fn non_unit_extents(shape: &[Dim]) -> Vec<&Dim> {
@@ -416,62 +434,75 @@ struct SliceParams {
     step: i64,
 }
 
-fn trace_slice(from: &[Dim], node: &NodeRef<'_>, at: &PieceRegion, cut: &SliceParams) -> Option<PieceRegion> {
-    let kept = constant_extents(node.shape, at.lead)?;
-    let whole = constant_extents(from, at.lead)?;
-    let axis = cut.axis.checked_sub(at.lead)?;
-    let outer: i64 = kept[..axis].iter().product();
-    let inner: i64 = kept[axis + 1..].iter().product();
-    let (start, step) = match (outer, inner, kept[axis]) {
-        (1, 1, _) => (cut.start + at.start * cut.step, at.step * cut.step),
-        (1, _, n) if n == 1 || cut.step == 1 => (at.start + cut.start * inner, at.step),
-        (_, 1, 1) => (at.start * whole[axis] + cut.start, at.step * whole[axis]),
+fn trace_slice(
+    from: &[Dim],
+    node: &NodeRef<'_>,
+    region: &PieceRegion,
+    cut: &SliceParams,
+) -> Option<PieceRegion> {
+    let kept_extents = constant_extents(node.shape, region.lead)?;
+    let source_extents = constant_extents(from, region.lead)?;
+    let axis = cut.axis.checked_sub(region.lead)?;
+    let outer: i64 = kept_extents[..axis].iter().product();
+    let inner: i64 = kept_extents[axis + 1..].iter().product();
+    let (start, step) = match (outer, inner, kept_extents[axis]) {
+        (1, 1, _) => (cut.start + region.start * cut.step, region.step * cut.step),
+        (1, _, n) if n == 1 || cut.step == 1 => (region.start + cut.start * inner, region.step),
+        (_, 1, 1) => (region.start * source_extents[axis] + cut.start, region.step * source_extents[axis]),
         _ => return None,
     };
-    Some(PieceRegion { start, step, ..at.clone() })
+    Some(PieceRegion { start, step, ..region.clone() })
 }
 
-fn trace_concat(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion, axis: usize) -> Option<RotaryPiece> {
-    let axis_within = axis.checked_sub(at.lead)?;
-    let all = constant_extents(node.shape, at.lead)?;
-    let outer: i64 = all[..axis_within].iter().product();
-    let inner: i64 = all[axis_within + 1..].iter().product();
+fn trace_concat(cx: &Rewriter, node: &NodeRef<'_>, region: &PieceRegion, axis: usize) -> Option<RotaryPiece> {
+    let axis_within = axis.checked_sub(region.lead)?;
+    let extents = constant_extents(node.shape, region.lead)?;
+    let outer: i64 = extents[..axis_within].iter().product();
+    let inner: i64 = extents[axis_within + 1..].iter().product();
     let mut low = 0;
     for &value in node.inputs {
         let n = cx.shape(value).get(axis)?.as_const()?;
         let end = low + n;
-        let first = at.start;
-        let last = at.start + (at.len - 1) * at.step;
-        if outer == 1 && low * inner <= first && last < end * inner {
-            return Some(RotaryPiece { value, at: PieceRegion { start: first - low * inner, ..at.clone() } });
+        let first = region.start;
+        let last_position = region.start + (region.len - 1) * region.step;
+        if outer == 1 && low * inner <= first && last_position < end * inner {
+            return Some(RotaryPiece {
+                value,
+                at: PieceRegion { start: first - low * inner, ..region.clone() },
+            });
         }
         // One operand of a stack.
-        let count = all[axis_within];
-        if inner == 1 && n == 1 && at.step % count == 0 && at.start % count == low {
-            let at = PieceRegion { start: at.start / count, step: at.step / count, ..at.clone() };
-            return Some(RotaryPiece { value, at });
+        let count = extents[axis_within];
+        if inner == 1 && n == 1 && region.step % count == 0 && region.start % count == low {
+            let region =
+                PieceRegion { start: region.start / count, step: region.step / count, ..region.clone() };
+            return Some(RotaryPiece { value, at: region });
         }
         low = end;
     }
     None
 }
 
-fn trace_expand(from: &[Dim], node: &NodeRef<'_>, at: &PieceRegion) -> Option<PieceRegion> {
-    let lead = at.lead.checked_sub(node.shape.len().checked_sub(from.len())?)?;
+fn trace_expand(from: &[Dim], node: &NodeRef<'_>, region: &PieceRegion) -> Option<PieceRegion> {
+    let lead = region.lead.checked_sub(node.shape.len().checked_sub(from.len())?)?;
     // Axes of extent 1 that were added or removed earlier would be counted wrong.
-    if at.rows != node.shape[..at.lead] {
+    if region.rows != node.shape[..region.lead] {
         return None;
     }
-    let wide = constant_extents(node.shape, at.lead)?;
+    let wide = constant_extents(node.shape, region.lead)?;
     let narrow = constant_extents(from, lead)?;
-    let at = PieceRegion { lead, rows: from[..lead].to_vec(), ..at.clone() };
+    let region = PieceRegion { lead, rows: from[..lead].to_vec(), ..region.clone() };
     if wide == narrow {
-        return Some(at);
+        return Some(region);
     }
     // Each element is repeated.
     let (n, _) = wide.split_last()?;
     let repeated = narrow.last() == Some(&1) && narrow[..narrow.len() - 1] == wide[..wide.len() - 1];
-    (repeated && at.step % n == 0).then(|| PieceRegion { start: at.start / n, step: at.step / n, ..at })
+    (repeated && region.step % n == 0).then(|| PieceRegion {
+        start: region.start / n,
+        step: region.step / n,
+        ..region
+    })
 }
 
 fn rotary_of_slice(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
@@ -490,13 +521,13 @@ fn rotary_of_slice(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (x, start) = match_unit_slice(cx, head, axis)?;
     let mut ty = cx.ty(head).clone();
     ty.shape[axis] = ty.shape[axis].clone() + cx.shape(node.inputs[join + 1])[axis].clone();
-    let whole = cx.emit("part", Op::Slice { axis, start, step: 1 }, &[x], ty.clone());
+    let unrotated = cx.emit("part", Op::Slice { axis, start, step: 1 }, &[x], ty.clone());
     if node.inputs.len() == 2 {
-        return Some(Rewrite::Node(op, vec![whole, cos, sin]));
+        return Some(Rewrite::Node(op, vec![unrotated, cos, sin]));
     }
-    let all = cx.emit("turned", op, &[whole, cos, sin], ty);
+    let rotated = cx.emit("turned", op, &[unrotated, cos, sin], ty);
     let mut inputs = node.inputs.clone();
-    inputs.splice(join..join + 2, [all]);
+    inputs.splice(join..join + 2, [rotated]);
     Some(Rewrite::Node(node.op.clone(), inputs))
 }
 

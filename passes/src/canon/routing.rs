@@ -44,17 +44,17 @@ pub const RULES: &[RewriteRule] = &[
 
 fn operand_without_expert(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::GroupedMatMul, &[x, w, ends]) = (&node.op, &node.inputs[..]) else { return None };
-    let [read, other] = if cx.ty(w).rank() == 3 {
+    let [read, weights] = if cx.ty(w).rank() == 3 {
         [unmasked_rows(cx, x, ends)?, w]
     } else {
-        let other = unmasked_rows(cx, w, ends);
+        let weights = unmasked_rows(cx, w, ends);
         let read = unmasked_columns(cx, x, ends);
-        if other.is_none() && read.is_none() {
+        if weights.is_none() && read.is_none() {
             return None;
         }
-        [read.unwrap_or(x), other.unwrap_or(w)]
+        [read.unwrap_or(x), weights.unwrap_or(w)]
     };
-    Some(Rewrite::Node(Op::GroupedMatMul, vec![read, other, ends]))
+    Some(Rewrite::Node(Op::GroupedMatMul, vec![read, weights, ends]))
 }
 
 /// The operand of a selection that changes only rows after those of the last group.
@@ -92,10 +92,11 @@ fn holds_after_last_end(cx: &Rewriter, mask: ValueId, ends: ValueId) -> bool {
 
 /// The route whose rows a mask marks if their ids are not below a number, and that number.
 fn masked_route(cx: &Rewriter, mask: ValueId) -> Option<(NodeId, i64)> {
-    let one = Dim::from(1);
-    let (rows, others) = cx.shape(mask).split_first()?;
+    let unit = Dim::from(1);
+    let (rows, other_extents) = cx.shape(mask).split_first()?;
     let (Op::Reshape, &[marked]) = cx.def(mask)? else { return None };
-    let is_column = others.iter().all(|n| *n == one) && cx.shape(marked) == std::slice::from_ref(rows);
+    let is_column =
+        other_extents.iter().all(|n| *n == unit) && cx.shape(marked) == std::slice::from_ref(rows);
     let (op, &[sorted]) = cx.def(marked).filter(|_| is_column)? else { return None };
     let experts = match op {
         Op::BinaryScalar { op: BinaryOp::Ge, scalar: Scalar::Int(s), scalar_left: false } => *s,
@@ -115,8 +116,8 @@ fn masked_route(cx: &Rewriter, mask: ValueId) -> Option<(NodeId, i64)> {
     let symbols = cx.symbols();
     let has_rows = range_of(cx.context(), ids).is_some_and(|r| r.is_at_least(0, symbols));
     let routed = node.inputs[0];
-    let same = ids == routed || matches!(cx.def(ids), Some((Op::Reshape, &[x])) if x == routed);
-    (same && has_rows && cx.shape(slots) == cx.shape(ids)).then_some((route, experts))
+    let same_ids = ids == routed || matches!(cx.def(ids), Some((Op::Reshape, &[x])) if x == routed);
+    (same_ids && has_rows && cx.shape(slots) == cx.shape(ids)).then_some((route, experts))
 }
 
 /// The route of whose first sections these are the ends, and the number of these sections.
@@ -145,10 +146,10 @@ pub fn recognise_routes(graph: &Graph) -> Option<Graph> {
     if !graph.nodes.values().any(|node| matches!(node.op, Op::Sort { axis: 0, descending: false })) {
         return None;
     }
-    let known = ClosedForm::of_graph(graph);
-    let cx = ClosedFormContext { graph, known: &known };
-    let found = RouteSearch { cx }.find();
-    if found.routes.is_empty() { None } else { found.replace(graph) }
+    let forms = ClosedForm::of_graph(graph);
+    let cx = ClosedFormContext { graph, known: &forms };
+    let found_routes = RouteSearch { cx }.find();
+    if found_routes.routes.is_empty() { None } else { found_routes.replace(graph) }
 }
 
 /// What a node of the program is to a route.
@@ -200,7 +201,7 @@ impl<'a> RouteSearch<'a> {
         let sorted: HashMap<ValueId, usize> =
             out.parts.iter().map(|(&sort, &(route, _))| (graph.nodes[sort].outputs[0], route)).collect();
         for (id, node) in graph.nodes.iter() {
-            let part = if let Some(&route) = self.inverted(node).and_then(|p| permutations.get(&p)) {
+            let route_part = if let Some(&route) = self.inverted(node).and_then(|p| permutations.get(&p)) {
                 Some((route, RoutePart::Inverse))
             } else if let Some((counted, bins)) = self.histogram(node) {
                 let route = by_ids.get(&counted).or_else(|| sorted.get(&counted)).copied();
@@ -212,8 +213,8 @@ impl<'a> RouteSearch<'a> {
             } else {
                 self.summed(node).and_then(|v| counts.get(&v)).map(|&route| (route, RoutePart::Ends))
             };
-            if let Some(part) = part {
-                out.parts.insert(id, part);
+            if let Some(route_part) = route_part {
+                out.parts.insert(id, route_part);
             }
         }
         out
@@ -342,7 +343,7 @@ impl Copy<'_> {
         let by_row = TensorType::new(DType::I64, ty.shape);
         let types = [by_slot.clone(), by_slot, by_row, by_expert.clone(), by_expert];
         let names = ["rows", "all_rows", "slots", "counts", "ends"];
-        let results = names.iter().zip(types).map(|(part, ty)| (format!("{name}.{part}"), ty)).collect();
+        let results = names.iter().zip(types).map(|(output, ty)| (format!("{name}.{output}"), ty)).collect();
         let node = self.to.add_node(op, vec![ids], results);
         let &[rows, _, slots, counts, ends] = &self.to.nodes[node].outputs[..] else { return None };
         Some(RouteValues { rows, slots, counts, ends })
@@ -359,7 +360,7 @@ impl Copy<'_> {
         let results = self.graph.nodes[id].outputs.clone();
         let name = self.graph.value_name(results[0]).to_string();
         let ty = self.graph.ty(results[0]).clone();
-        let found = match part {
+        let replacement = match part {
             RoutePart::Sort => {
                 self.map[results[1]] = Some(values.slots);
                 self.add(Op::Take { axis: 0 }, vec![self.map[route.ids]?, values.slots], &name, ty)
@@ -377,7 +378,7 @@ impl Copy<'_> {
                 self.add(Op::Cast, vec![first], &name, ty)
             }
         };
-        self.map[results[0]] = Some(found);
+        self.map[results[0]] = Some(replacement);
         Some(())
     }
 }
@@ -388,14 +389,14 @@ impl FoundRoutes {
         let mut copy = Copy { graph, to, map };
         let mut added: EntityMap<ValueId, Option<RouteValues>> = EntityMap::filled(None, graph.values.len());
         for (id, node) in graph.nodes.iter() {
-            if let Some(&(number, part)) = self.parts.get(&id) {
+            if let Some(&(number, route_part)) = self.parts.get(&id) {
                 let route = &self.routes[number];
                 let values = match added[route.ids] {
                     Some(values) => values,
                     None => copy.add_route(route)?,
                 };
                 added[route.ids] = Some(values);
-                copy.add_part(id, part, route, values)?;
+                copy.add_part(id, route_part, route, values)?;
                 continue;
             }
             copy_node(graph, node, &mut copy.to, &mut copy.map)?;

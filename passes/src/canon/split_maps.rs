@@ -67,10 +67,10 @@ enum Reads {
 
 impl Reads {
     fn add(&mut self, parts: &[AxisPart]) {
-        let Reads::Parts(known) = self else { return };
+        let Reads::Parts(read_parts) = self else { return };
         for part in parts {
-            if !known.contains(part) {
-                known.push(part.clone());
+            if !read_parts.contains(part) {
+                read_parts.push(part.clone());
             }
         }
     }
@@ -105,31 +105,32 @@ fn find_split_values(graph: &Graph) -> EntityMap<ValueId, Option<Vec<AxisPart>>>
             && let Reads::Parts(parts) = &reads[result]
             && can_split(graph, node, parts)
         {
-            let parts = parts.clone();
+            let result_parts = parts.clone();
             let axes = graph.node_axes(node);
             for (k, &operand) in node.inputs.iter().enumerate() {
-                match axes.operand_axis(k, parts[0].axis) {
+                match axes.operand_axis(k, result_parts[0].axis) {
                     Some(axis) if node.op.is_element_wise() => {
-                        let parts: Vec<AxisPart> = parts.iter().map(|part| part.along(axis)).collect();
-                        reads[operand].add(&parts);
+                        let operand_parts: Vec<AxisPart> =
+                            result_parts.iter().map(|part| part.along(axis)).collect();
+                        reads[operand].add(&operand_parts);
                     }
                     _ => reads[operand] = Reads::Whole,
                 }
             }
-            split[result] = Some(parts);
+            split[result] = Some(result_parts);
         } else {
-            let part = AxisPart::of_slice(graph, node);
-            let kept = part.filter(|_| node.outputs.iter().all(|&v| is_mapped[v] == Some(true)));
+            let axis_part = AxisPart::of_slice(graph, node);
+            let read_part = axis_part.filter(|_| node.outputs.iter().all(|&v| is_mapped[v] == Some(true)));
             for &operand in &node.inputs {
-                match &kept {
+                match &read_part {
                     Some(part) => reads[operand].add(std::slice::from_ref(part)),
                     None => reads[operand] = Reads::Whole,
                 }
             }
         }
         for &operand in &node.inputs {
-            let others = is_mapped[operand].unwrap_or(true);
-            is_mapped[operand] = Some(others && node.op.is_element_wise());
+            let others_mapped = is_mapped[operand].unwrap_or(true);
+            is_mapped[operand] = Some(others_mapped && node.op.is_element_wise());
         }
     }
     split
@@ -226,8 +227,8 @@ impl<'g> MapSplitter<'g> {
     fn copy_node(&mut self, node: &Node) -> Option<()> {
         let split_operand = node.inputs.first().filter(|&&v| self.split[v].is_some());
         if let (Some(&operand), &[result]) = (split_operand, &node.outputs[..]) {
-            let part = AxisPart::of_slice(self.from, node)?;
-            self.map[result] = Some(self.part(operand, &part)?);
+            let axis_part = AxisPart::of_slice(self.from, node)?;
+            self.map[result] = Some(self.part(operand, &axis_part)?);
             return Some(());
         }
         copy_node(self.from, node, &mut self.to, &mut self.map).map(|_| ())
@@ -235,15 +236,15 @@ impl<'g> MapSplitter<'g> {
 
     /// A part of a value. A value that stays whole is sliced.
     fn part(&mut self, value: ValueId, part: &AxisPart) -> Option<ValueId> {
-        if let Some(&known) = self.parts.get(&(value, part.clone())) {
-            return Some(known);
+        if let Some(&existing) = self.parts.get(&(value, part.clone())) {
+            return Some(existing);
         }
-        let whole = self.map[value]?;
+        let source = self.map[value]?;
         let mut ty = self.from.ty(value).clone();
         *ty.shape.get_mut(part.axis)? = part.len.clone();
         let op = Op::Slice { axis: part.axis, start: part.start.clone(), step: part.step };
         let name = format!("{}.part", self.from.value_name(value));
-        let new = self.to.add_node(op, vec![whole], vec![(name, ty)]);
+        let new = self.to.add_node(op, vec![source], vec![(name, ty)]);
         let sliced = *self.to.nodes[new].outputs.first()?;
         self.parts.insert((value, part.clone()), sliced);
         Some(sliced)

@@ -89,7 +89,7 @@ pub const RULES: &[RewriteRule] = &[
 
 fn view_of_nothing(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let x = *node.inputs.first()?;
-    let same = *cx.ty(x) == node.ty;
+    let same_type = *cx.ty(x) == node.ty;
     let nothing = match &node.op {
         Op::Reshape | Op::Expand => true,
         Op::Permute { perm } => perm.iter().copied().eq(0..perm.len()),
@@ -101,7 +101,7 @@ fn view_of_nothing(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
         Op::Concat { .. } => node.inputs.len() == 1,
         _ => false,
     };
-    (nothing && same).then_some(Rewrite::Value(x))
+    (nothing && same_type).then_some(Rewrite::Value(x))
 }
 
 fn reshape_of_reshape(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
@@ -114,9 +114,9 @@ fn reshape_of_reshape(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite
 fn reshape_of_reduction(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Reshape, &[reduced]) = (&node.op, &node.inputs[..]) else { return None };
     let (Op::Reduce { op, axes, keep: false }, &[x]) = cx.def(reduced)? else { return None };
-    let kept = cx.shape(x).iter().enumerate();
-    let kept = kept.map(|(a, n)| if axes.contains(&a) { Dim::from(1) } else { n.clone() });
-    let fits = kept.eq(node.ty.shape.iter().cloned()) && !cx.is_shared(reduced);
+    let reduced_shape = cx.shape(x).iter().enumerate();
+    let reduced_shape = reduced_shape.map(|(a, n)| if axes.contains(&a) { Dim::from(1) } else { n.clone() });
+    let fits = reduced_shape.eq(node.ty.shape.iter().cloned()) && !cx.is_shared(reduced);
     fits.then(|| Rewrite::Node(Op::Reduce { op: *op, axes: axes.clone(), keep: true }, vec![x]))
 }
 
@@ -139,11 +139,12 @@ fn reshape_of_transpose(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewri
     let (Op::Reshape, Some((Op::Permute { perm }, &[x]))) = (&node.op, cx.def(*node.inputs.first()?)) else {
         return None;
     };
-    let last = perm.len().checked_sub(2)?;
+    let row_axis = perm.len().checked_sub(2)?;
     let rank = node.ty.rank();
-    let transposes = perm[..last].iter().copied().eq(0..last) && perm[last..] == [last + 1, last];
-    let kept = rank >= 2 && node.ty.shape[rank - 2..] == cx.shape(node.inputs[0])[last..];
-    if !transposes || !kept {
+    let transposes =
+        perm[..row_axis].iter().copied().eq(0..row_axis) && perm[row_axis..] == [row_axis + 1, row_axis];
+    let keeps_matrix = rank >= 2 && node.ty.shape[rank - 2..] == cx.shape(node.inputs[0])[row_axis..];
+    if !transposes || !keeps_matrix {
         return None;
     }
     let mut shape = node.ty.shape.clone();
@@ -231,8 +232,8 @@ fn slice_of_slice(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
 /// empty.
 fn span(cx: &Rewriter, axis: usize, start: &Dim, step: i64, ty: &TensorType) -> Option<(Dim, Dim)> {
     let extent = &ty.shape[axis];
-    let last = start.clone() + (extent.clone() - Dim::from(1)) * Dim::from(step);
-    (extent.bounds(cx.symbols()).0 >= 1).then(|| (start.clone(), last))
+    let last_position = start.clone() + (extent.clone() - Dim::from(1)) * Dim::from(step);
+    (extent.bounds(cx.symbols()).0 >= 1).then(|| (start.clone(), last_position))
 }
 
 fn slice_of_pad(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
@@ -268,8 +269,8 @@ fn concat_of_gathered_pieces(cx: &mut Rewriter, node: &CandidateNode) -> Option<
         return None;
     };
     let ranks = cx.graph().group_size(*group)?;
-    let all = cx.shape(x)[0] == piece[0].clone() * Dim::from(i64::from(ranks));
-    if axis == 0 || !all || node.inputs.len() != ranks as usize {
+    let is_complete = cx.shape(x)[0] == piece[0].clone() * Dim::from(i64::from(ranks));
+    if axis == 0 || !is_complete || node.inputs.len() != ranks as usize {
         return None;
     }
     for (k, &v) in node.inputs.iter().enumerate() {
@@ -351,13 +352,14 @@ fn index_of_positions(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite
             }
         };
         let count = along.map_or(Dim::from(1), |a| node.ty.shape[axis + a].clone());
-        let last = Dim::from(start) + (count.clone() - Dim::from(1)) * Dim::from(step);
+        let last_position = Dim::from(start) + (count.clone() - Dim::from(1)) * Dim::from(step);
         let inside = cx.indices_are_checked()
-            || is_range_within_axis(&Dim::from(start), &last, &shape[axis + k], cx.symbols());
-        let never = shape[axis + k].provably_le(&last, cx.symbols());
+            || is_range_within_axis(&Dim::from(start), &last_position, &shape[axis + k], cx.symbols());
+        let never = shape[axis + k].provably_le(&last_position, cx.symbols());
         let outside = start < 0 || step < 1 || never || !inside;
-        let again = along.is_some() && moved.iter().any(|m: &(i64, i64, Option<usize>, Dim)| m.2 == along);
-        if outside || again {
+        let repeats_axis =
+            along.is_some() && moved.iter().any(|m: &(i64, i64, Option<usize>, Dim)| m.2 == along);
+        if outside || repeats_axis {
             return None;
         }
         moved.push((start, step, along, count));

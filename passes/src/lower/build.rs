@@ -17,10 +17,10 @@ pub struct SolvedRegion<'a> {
 /// Returns the program with its regions replaced, and for each region the names of its steps. The names of
 /// unneeded steps are empty. Inputs and symbols are those of `graph`.
 pub fn replace_regions(graph: &Graph, solved: &[SolvedRegion]) -> Option<(Graph, Vec<Vec<String>>)> {
-    let to = graph.without_nodes();
+    let rebuilt = graph.without_nodes();
     let mut builder = RegionGraphBuilder {
         from: graph,
-        to,
+        to: rebuilt,
         names: UniqueNames::default(),
         map: EntityMap::filled(None, graph.values.len()),
         done: solved.iter().map(|s| vec![None; s.solution.steps.len()]).collect(),
@@ -41,12 +41,12 @@ pub fn replace_regions(graph: &Graph, solved: &[SolvedRegion]) -> Option<(Graph,
     for value in graph.values.values() {
         builder.names.reserve(&value.name);
     }
-    let mut place: BTreeMap<NodeId, (usize, usize)> = BTreeMap::new();
+    let mut positions: BTreeMap<NodeId, (usize, usize)> = BTreeMap::new();
     for (r, s) in solved.iter().enumerate() {
-        place.extend(s.region.nodes.iter().enumerate().map(|(i, &n)| (n, (r, i))));
+        positions.extend(s.region.nodes.iter().enumerate().map(|(i, &n)| (n, (r, i))));
     }
     for (n, node) in graph.nodes.iter() {
-        match place.get(&n) {
+        match positions.get(&n) {
             Some(&(r, i)) => builder.region_node(solved, r, i)?,
             None => {
                 copy_node(graph, node, &mut builder.to, &mut builder.map)?;

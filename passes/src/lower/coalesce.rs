@@ -194,13 +194,13 @@ pub fn find_sets(
     bound: &BTreeSet<InputId>,
     config: &CoalesceConfig,
 ) -> Vec<CollectiveSet> {
-    let most = match config.joining {
+    let max_members = match config.joining {
         JoinMode::Packed => usize::MAX,
         JoinMode::Together => {
             context.profile.dispatches.collectives.map_or(0, |limits| limits.nodes as usize)
         }
     };
-    if most < 2 {
+    if max_members < 2 {
         return Vec::new();
     }
     let candidates = candidates(graph, context, bound, config);
@@ -208,12 +208,13 @@ pub fn find_sets(
         return Vec::new();
     }
     let needs = vec![0; graph.nodes.len()];
-    let mut walk = CoalesceWalk { graph, context, config, most, needs, open: Vec::new(), done: Vec::new() };
+    let mut walk =
+        CoalesceWalk { graph, context, config, most: max_members, needs, open: Vec::new(), done: Vec::new() };
     let mut now_us = 0.0;
     for id in by_operands(graph) {
         walk.close_before(now_us);
         let defs = graph.nodes[id].inputs.iter().filter_map(|&v| graph.defining_node(v));
-        walk.needs[id.index()] = defs.fold(0, |all, def| all | walk.needs[def.index()]);
+        walk.needs[id.index()] = defs.fold(0, |acc, def| acc | walk.needs[def.index()]);
         match candidates.get(&id) {
             Some(candidate) => {
                 let slot = walk.join_set(id, candidate, now_us);
@@ -231,15 +232,16 @@ pub fn find_sets(
 /// The nodes in an executable order: program order, with collectives and views right after their operands.
 fn by_operands(graph: &Graph) -> Vec<NodeId> {
     // For each node, the last node before it that keeps its place.
-    let mut place: EntityMap<NodeId, NodeId> = graph.nodes.keys().collect();
+    let mut position: EntityMap<NodeId, NodeId> = graph.nodes.keys().collect();
     for (id, node) in graph.nodes.iter() {
         if node.op.is_view() || node.op.as_collective().is_some() {
-            let operands = node.inputs.iter().filter_map(|&v| graph.defining_node(v)).map(|def| place[def]);
-            place[id] = operands.max().unwrap_or(NodeId::new(0));
+            let operands =
+                node.inputs.iter().filter_map(|&v| graph.defining_node(v)).map(|def| position[def]);
+            position[id] = operands.max().unwrap_or(NodeId::new(0));
         }
     }
     let mut order: Vec<NodeId> = graph.nodes.keys().collect();
-    order.sort_by_key(|&id| (place[id], id));
+    order.sort_by_key(|&id| (position[id], id));
     order
 }
 
@@ -269,7 +271,7 @@ fn candidates(
     }
     let copies = (config.joining == JoinMode::Packed).then(|| CopyCosts::new(graph, context));
     let losses = (config.joining == JoinMode::Together).then(|| JointLossModel::new(graph, context, bound));
-    let mut taken = BTreeSet::new();
+    let mut placed = BTreeSet::new();
     let mut out = HashMap::new();
     for (kin, nodes) in by_key.into_iter().enumerate() {
         for id in nodes {
@@ -280,7 +282,7 @@ fn candidates(
             if startup_us < config.reach.least_startup * alone_us {
                 continue;
             }
-            let copies_us = copies.as_ref().map_or(0.0, |c| c.needed_us(node, collective, &mut taken));
+            let copies_us = copies.as_ref().map_or(0.0, |c| c.needed_us(node, collective, &mut placed));
             let losses =
                 losses.as_ref().map_or(JointLosses::default(), |l| l.collective_losses(node, collective));
             out.insert(id, JoinCandidate { kin, bytes, alone_us, copies_us, losses });
@@ -364,14 +366,14 @@ impl<'a> CopyCosts<'a> {
         }
     }
 
-    /// The time of the copies of a member's operand and result. `taken` holds the bases that already lie in
+    /// The time of the copies of a member's operand and result. `placed` holds the bases that already lie in
     /// a coalesced operand.
-    fn needed_us(&self, node: &Node, collective: &Collective, taken: &mut BTreeSet<ValueId>) -> f64 {
+    fn needed_us(&self, node: &Node, collective: &Collective, placed: &mut BTreeSet<ValueId>) -> f64 {
         let Some(rows) = MemberRows::for_kind(&collective.kind, self.context.ranks(collective.group)) else {
             return 0.0;
         };
         let (&[operand], &[result]) = (&node.inputs[..], &node.outputs[..]) else { return 0.0 };
-        let is_placed = self.can_be_placed_in_operand(operand, rows.operand, taken);
+        let is_placed = self.can_be_placed_in_operand(operand, rows.operand, placed);
         let operand_us = if is_placed { 0.0 } else { self.kernel_us(operand) };
         let is_copied = self.returned.contains(&result) || !self.is_view(result, rows.result);
         let result_us = if is_copied { self.kernel_us(result) } else { 0.0 };
@@ -389,13 +391,13 @@ impl<'a> CopyCosts<'a> {
     }
 
     /// Whether an operand can be computed directly in the coalesced operand.
-    fn can_be_placed_in_operand(&self, operand: ValueId, rows: i64, taken: &mut BTreeSet<ValueId>) -> bool {
+    fn can_be_placed_in_operand(&self, operand: ValueId, rows: i64, placed: &mut BTreeSet<ValueId>) -> bool {
         let graph = self.graph;
         let layout = &self.layouts[operand];
         let ty = graph.ty(operand);
-        let whole = layout.is_contiguous(ty) && ty.numel() == graph.ty(layout.base).numel();
+        let is_whole_base = layout.is_contiguous(ty) && ty.numel() == graph.ty(layout.base).numel();
         let computed = graph.defining_node(layout.base).is_some() && !self.returned.contains(&layout.base);
-        rows == 1 && whole && computed && taken.insert(layout.base)
+        rows == 1 && is_whole_base && computed && placed.insert(layout.base)
     }
 
     /// Whether a result is a view of its columns of the coalesced result, which has `rows` rows.
@@ -405,11 +407,11 @@ impl<'a> CopyCosts<'a> {
             return true;
         }
         let Some(columns) = ty.numel().exact_div(&Dim::from(rows)) else { return false };
-        let part = TensorType::new(ty.dtype, vec![Dim::from(rows), columns.clone()]);
+        let columns_type = TensorType::new(ty.dtype, vec![Dim::from(rows), columns.clone()]);
         // Any row distance that differs from a row's number of elements.
         let strides = vec![columns * Dim::from(2), Dim::from(1)];
         let layout = Layout { base: result, offset: Dim::from(0), strides };
-        view_layout(&Op::Reshape, &layout, &part, ty).is_some()
+        view_layout(&Op::Reshape, &layout, &columns_type, ty).is_some()
     }
 }
 
@@ -498,11 +500,12 @@ impl CoalesceWalk<'_> {
             }
             JoinMode::Together => {
                 let members = open.members.iter().chain([&id]);
-                let all: Vec<(&Collective, u64)> = members
+                let sized: Vec<(&Collective, u64)> = members
                     .map(|&id| sized_collective(self.graph, self.context, &self.graph.nodes[id]))
                     .collect::<Option<_>>()?;
                 let losses = joint_costs::sum_losses(open.losses, candidate.losses);
-                joint_costs::best_joint_variant(self.context, &all, &losses, RegionSurroundings::default())?.1
+                joint_costs::best_joint_variant(self.context, &sized, &losses, RegionSurroundings::default())?
+                    .1
             }
         };
         Some(open.alone_us + candidate.alone_us - joined_us)
@@ -511,7 +514,7 @@ impl CoalesceWalk<'_> {
     /// These open sets, and those on which they depend.
     fn dependency_closure(&self, sets: u64) -> u64 {
         let needed = self.open.iter().enumerate().filter(|(slot, _)| sets & (1 << slot) != 0);
-        needed.filter_map(|(_, open)| open.as_ref()).fold(sets, |all, open| all | open.needs)
+        needed.filter_map(|(_, open)| open.as_ref()).fold(sets, |needs, open| needs | open.needs)
     }
 
     /// Closes the sets that began too long ago.

@@ -174,7 +174,7 @@ impl<'a> CoalescedBuilder<'a> {
         members.sort_by_key(|m| Reverse(alignment(&m.columns, self.to.ty(m.operand))));
         let name = self.from.node_name(first).to_string();
         let joined = match self.existing_joined_operand(&mut members, rows) {
-            Some(whole) => whole,
+            Some(operand) => operand,
             None => self.concat(&name, &members, rows)?,
         };
         let columns = sum_dims(members.iter().map(|m| &m.received));
@@ -210,42 +210,42 @@ impl<'a> CoalescedBuilder<'a> {
     /// The result of an earlier set whose pieces, in order, are the operands. The members are then sorted by
     /// their pieces.
     fn existing_joined_operand(&self, members: &mut Vec<SetMember>, rows: MemberRows) -> Option<ValueId> {
-        let found = members.iter().map(|m| self.pieces.get(&m.operand));
-        let pieces = found.collect::<Option<Vec<&ResultSlice>>>().filter(|_| rows.operand == 1)?;
-        let whole = pieces.first()?.of;
+        let operand_pieces = members.iter().map(|m| self.pieces.get(&m.operand));
+        let pieces = operand_pieces.collect::<Option<Vec<&ResultSlice>>>().filter(|_| rows.operand == 1)?;
+        let joined = pieces.first()?.of;
         let by_start: HashMap<&Dim, usize> =
-            pieces.iter().enumerate().filter(|(_, p)| p.of == whole).map(|(k, p)| (&p.start, k)).collect();
-        let mut place = vec![None; pieces.len()];
+            pieces.iter().enumerate().filter(|(_, p)| p.of == joined).map(|(k, p)| (&p.start, k)).collect();
+        let mut positions = vec![None; pieces.len()];
         let mut end = Dim::from(0);
         for position in 0..pieces.len() {
             let &next = by_start.get(&end)?;
-            if place[next].replace(position).is_some() {
+            if positions[next].replace(position).is_some() {
                 return None;
             }
             end = end + pieces[next].count.clone();
         }
-        if self.to.ty(whole).shape != [end] {
+        if self.to.ty(joined).shape != [end] {
             return None;
         }
         let mut placed: Vec<(Option<usize>, SetMember)> =
-            place.into_iter().zip(std::mem::take(members)).collect();
-        placed.sort_by_key(|(place, _)| *place);
+            positions.into_iter().zip(std::mem::take(members)).collect();
+        placed.sort_by_key(|(position, _)| *position);
         members.extend(placed.into_iter().map(|(_, member)| member));
-        Some(whole)
+        Some(joined)
     }
 
     /// Concatenates the operands along rows.
     fn concat(&mut self, name: &str, members: &[SetMember], rows: MemberRows) -> Option<ValueId> {
-        let mut parts = Vec::with_capacity(members.len());
+        let mut reshaped = Vec::with_capacity(members.len());
         for m in members {
             let name = format!("{}.flat", self.to.value_name(m.operand));
-            parts.push(self.reshape(name, m.operand, rows_shape(rows.operand, m.columns.clone()))?);
+            reshaped.push(self.reshape(name, m.operand, rows_shape(rows.operand, m.columns.clone()))?);
         }
         let total = rows_shape(rows.operand, sum_dims(members.iter().map(|m| &m.columns)));
-        let ty = TensorType::new(self.to.ty(*parts.first()?).dtype, total);
+        let ty = TensorType::new(self.to.ty(*reshaped.first()?).dtype, total);
         let axis = ty.rank() - 1;
         let name = self.names.unique(&format!("{name}.parts"));
-        self.add(name, Op::Concat { axis }, parts, ty)
+        self.add(name, Op::Concat { axis }, reshaped, ty)
     }
 
     /// Splits the coalesced result into the results of the members, each of which is a range of columns.
@@ -259,8 +259,8 @@ impl<'a> CoalescedBuilder<'a> {
                 self.add(old.name.clone(), slice, vec![result], ty)?
             } else {
                 let name = self.names.unique(&format!("{}.flat", old.name));
-                let part = self.add(name, slice, vec![result], ty)?;
-                self.add(old.name.clone(), Op::Reshape, vec![part], old.ty.clone())?
+                let sliced = self.add(name, slice, vec![result], ty)?;
+                self.add(old.name.clone(), Op::Reshape, vec![sliced], old.ty.clone())?
             };
             self.map[m.result] = Some(value);
             if rows.result == 1 {

@@ -103,10 +103,11 @@ fn independent_nodes(
 ) -> impl Iterator<Item = (usize, u64)> + use<> {
     let nodes = word.iter().flat_map(|&r| regions[r]).map(|n| n.index());
     let near = nodes.clone().min().map_or(0..0, |first| {
-        let last = nodes.max().unwrap_or(first);
-        first.saturating_sub(MAX_NODE_DISTANCE)..last.saturating_add(MAX_NODE_DISTANCE + 1).min(before.len())
+        let last_node = nodes.max().unwrap_or(first);
+        first.saturating_sub(MAX_NODE_DISTANCE)
+            ..last_node.saturating_add(MAX_NODE_DISTANCE + 1).min(before.len())
     });
-    let all = if word.len() < REGIONS_PER_WORD { (1 << word.len()) - 1 } else { u64::MAX };
+    let region_bits = if word.len() < REGIONS_PER_WORD { (1 << word.len()) - 1 } else { u64::MAX };
     let mut needs = vec![0u64; near.len()];
     for (bit, &r) in word.iter().enumerate() {
         regions[r].iter().for_each(|n| needs[n.index() - near.start] |= 1 << bit);
@@ -124,7 +125,7 @@ fn independent_nodes(
             needed[d - near.start] |= bits;
         }
     }
-    near.zip(needs).zip(needed).map(move |((n, needs), needed)| (n, all & !(needs | needed)))
+    near.zip(needs).zip(needed).map(move |((n, needs), needed)| (n, region_bits & !(needs | needed)))
 }
 
 fn operands(graph: &Graph, node: &Node) -> Vec<usize> {

@@ -71,7 +71,7 @@ impl AssumedSchedule {
         let concurrent_us = match &self.overlap {
             Overlap::Possible => 0.0,
             Overlap::Scheduled(us) => {
-                names.clone().filter_map(|name| us.get(name)).fold(0.0, |most, &us| us.max(most))
+                names.clone().filter_map(|name| us.get(name)).fold(0.0, |max, &us| us.max(max))
             }
         };
         RegionSurroundings {
@@ -126,9 +126,12 @@ impl LowerContext {
         operands: &[&TensorType],
         results: &[&TensorType],
     ) -> CollectiveSizes {
-        let whole = kind.sized_type(operands, results).map_or(0, |ty| self.bytes(ty));
+        let total_bytes = kind.sized_type(operands, results).map_or(0, |ty| self.bytes(ty));
         let estimated = kind.estimated_bytes(operands, results);
-        CollectiveSizes { moved: estimated.map_or(whole, |bytes| self.upper_bound(&bytes)), whole }
+        CollectiveSizes {
+            moved: estimated.map_or(total_bytes, |bytes| self.upper_bound(&bytes)),
+            whole: total_bytes,
+        }
     }
 
     /// The time that a collective adds to a run; `None` if this variant may not run it.
@@ -178,7 +181,7 @@ impl LowerContext {
         bytes: u64,
     ) -> bool {
         let ranks = u64::from(self.ranks(group));
-        self.symmetric.is_none_or(|most| variant.symmetric_bytes(kind, bytes, ranks) <= most)
+        self.symmetric.is_none_or(|limit| variant.symmetric_bytes(kind, bytes, ranks) <= limit)
     }
 
     fn added_us(
@@ -196,7 +199,7 @@ impl LowerContext {
         let n = self.ranks(group);
         let RegionSurroundings { concurrent_us, exit_kept } = surroundings;
         let profile = &self.profile;
-        let kept =
+        let kept_us =
             profile.estimate_added_us_of_collectives(collectives, variant, Some(true), n, concurrent_us)?;
         let mut plain = 0.0;
         for &(kind, bytes) in collectives {
@@ -204,13 +207,13 @@ impl LowerContext {
                 profile.estimate_added_us(kind, CollectiveVariant::Plain, None, bytes, n, concurrent_us)?;
         }
         let droppable =
-            contract.exit_barrier == ExitBarrierPolicy::Droppable && !exit_kept && kept + copy_us <= plain;
+            contract.exit_barrier == ExitBarrierPolicy::Droppable && !exit_kept && kept_us + copy_us <= plain;
         if !droppable {
-            return Some(kept);
+            return Some(kept_us);
         }
         let dropped =
             profile.estimate_added_us_of_collectives(collectives, variant, Some(false), n, concurrent_us);
-        dropped.or(Some(kept))
+        dropped.or(Some(kept_us))
     }
 }
 

@@ -65,17 +65,17 @@ impl DecisionBuilder<'_> {
             let operands = self.imported.nodes[i].node.children().get(self.attributes(i)..)?;
             let sizes = language::collective_sizes(self.graph, collective, operands, class)?;
             let (name, steps) = match (plan.class_operands.get(&class), self.taken.get(&class)) {
-                (Some(_), Some(taken)) => {
+                (Some(_), Some(chosen)) => {
                     let mut steps = Vec::new();
                     self.steps_of(class, plan, &mut steps);
                     // Steps that an earlier, equal collective already claimed count with that one.
                     steps.retain(|&step| claimed.insert(step));
-                    let way = if steps.is_empty() {
+                    let alternative = if steps.is_empty() {
                         ABSORBED_ALTERNATIVE.to_string()
                     } else {
-                        self.alternative_of_node(i, class, taken)?.0
+                        self.alternative_of_node(i, class, chosen)?.0
                     };
-                    (way, steps)
+                    (alternative, steps)
                 }
                 _ => (ABSORBED_ALTERNATIVE.to_string(), Vec::new()),
             };
@@ -225,17 +225,17 @@ impl DecisionBuilder<'_> {
     /// The name and the cost of running a collective of the region by a node of its class, including
     /// everything that only this node needs. `None` if the node cannot run.
     fn alternative_of_node(&self, imported: usize, class: Id, node: &Lang) -> Option<(String, Cost)> {
-        let mut parts = Vec::new();
+        let mut choices = Vec::new();
         let mut sum = Cost::default();
-        self.collect_costs(class, node, 0, &mut parts, &mut sum)?;
+        self.collect_costs(class, node, 0, &mut choices, &mut sum)?;
         let imported_name = match &self.imported.nodes[imported].node {
             Lang::Collective(name, ..) => name.name(),
             _ => "",
         };
-        let name = match &parts[..] {
+        let name = match &choices[..] {
             [] => return None,
             [(kind, variant)] if *kind == imported_name => variant.to_string(),
-            _ => parts.iter().map(|(n, v)| format!("{n}.{v}")).collect::<Vec<_>>().join(" + "),
+            _ => choices.iter().map(|(n, v)| format!("{n}.{v}")).collect::<Vec<_>>().join(" + "),
         };
         Some((name, sum))
     }
@@ -245,7 +245,7 @@ impl DecisionBuilder<'_> {
         class: Id,
         node: &Lang,
         depth: usize,
-        parts: &mut Vec<(&'static str, &'static str)>,
+        choices: &mut Vec<(&'static str, &'static str)>,
         sum: &mut Cost,
     ) -> Option<()> {
         if depth > MAX_DEPTH {
@@ -256,11 +256,11 @@ impl DecisionBuilder<'_> {
                 self.imported.node_of_class(self.graph, child).is_some() && self.taken.contains_key(&child);
             if !elsewhere {
                 let below = self.taken.get(&child).or(self.best.get(&child))?;
-                self.collect_costs(child, below, depth + 1, parts, sum)?;
+                self.collect_costs(child, below, depth + 1, choices, sum)?;
             }
         }
         if let Lang::Collective(name, Some(variant), _) = node {
-            parts.push((name.name(), variant.name()));
+            choices.push((name.name(), variant.name()));
         }
         *sum += extract::node_cost(self.graph, class, node, self.uses)?;
         Some(())

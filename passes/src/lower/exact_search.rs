@@ -63,31 +63,33 @@ struct ExtractionSearch<'a> {
 impl ExtractionSearch<'_> {
     /// Tries all choices for the open classes. The classes chosen so far cost `us`.
     fn search_open_classes(&mut self, open: &BTreeSet<Id>, us: f64) {
-        let bound: f64 =
-            open.iter().map(|&class| self.class_choices(class).first().map_or(f64::MAX, |way| way.us)).sum();
+        let bound: f64 = open
+            .iter()
+            .map(|&class| self.class_choices(class).first().map_or(f64::MAX, |choice| choice.us))
+            .sum();
         if us + bound >= self.least - EQUAL_TIME_US || self.steps >= MAX_TRIED_NODES {
             return;
         }
         // Later classes need earlier ones more often than the reverse.
         let Some(&class) = open.last() else {
-            let taken: Extraction =
-                self.chosen.iter().map(|(&class, way)| (class, way.node.clone())).collect();
-            if (self.is_allowed)(&taken) {
+            let extraction: Extraction =
+                self.chosen.iter().map(|(&class, choice)| (class, choice.node.clone())).collect();
+            if (self.is_allowed)(&extraction) {
                 self.least = us;
-                self.best = Some(taken);
+                self.best = Some(extraction);
             }
             return;
         };
-        for way in self.class_choices(class).to_vec() {
+        for choice in self.class_choices(class).to_vec() {
             self.steps += 1;
-            if way.needs.iter().any(|&need| self.reaches(need, class)) {
+            if choice.needs.iter().any(|&need| self.reaches(need, class)) {
                 continue;
             }
             let mut next = open.clone();
             next.remove(&class);
-            next.extend(way.needs.iter().filter(|need| !self.chosen.contains_key(need)));
-            let cost = us + way.us;
-            self.chosen.insert(class, way);
+            next.extend(choice.needs.iter().filter(|need| !self.chosen.contains_key(need)));
+            let cost = us + choice.us;
+            self.chosen.insert(class, choice);
             self.search_open_classes(&next, cost);
             self.chosen.remove(&class);
         }
@@ -96,15 +98,15 @@ impl ExtractionSearch<'_> {
     /// Whether a class needs another through chosen nodes.
     fn reaches(&self, from: Id, to: Id) -> bool {
         let mut open = vec![from];
-        let mut seen = BTreeSet::new();
+        let mut visited = BTreeSet::new();
         while let Some(class) = open.pop() {
             if class == to {
                 return true;
             }
-            if seen.insert(class)
-                && let Some(way) = self.chosen.get(&class)
+            if visited.insert(class)
+                && let Some(choice) = self.chosen.get(&class)
             {
-                open.extend(&way.needs);
+                open.extend(&choice.needs);
             }
         }
         false
@@ -125,14 +127,14 @@ fn list_class_choices(graph: &LangEGraph, uses: &CostModel, class: Id) -> Vec<Cl
     for node in nodes {
         let Some(cost) = extract::node_cost(graph, class, node, uses) else { continue };
         let needs: Vec<Id> = node.children().iter().map(|&child| graph.find(child)).collect();
-        let same = out.iter_mut().find(|way| {
+        let equivalent = out.iter_mut().find(|choice| {
             let collectives =
-                matches!((&way.node, node), (Lang::Collective(a, ..), Lang::Collective(b, ..)) if a == b);
-            collectives && way.needs == needs
+                matches!((&choice.node, node), (Lang::Collective(a, ..), Lang::Collective(b, ..)) if a == b);
+            collectives && choice.needs == needs
         });
-        match same {
-            Some(way) if cost.us < way.us - EQUAL_TIME_US => {
-                *way = ClassChoice { node: node.clone(), us: cost.us, needs }
+        match equivalent {
+            Some(choice) if cost.us < choice.us - EQUAL_TIME_US => {
+                *choice = ClassChoice { node: node.clone(), us: cost.us, needs }
             }
             Some(_) => {}
             None => out.push(ClassChoice { node: node.clone(), us: cost.us, needs }),
@@ -229,10 +231,11 @@ mod tests {
                     .result_classes(&saturated.graph, &region.key.form, |used| used.outside);
                 let open = roots.iter().map(|&root| saturated.graph.find(root)).collect();
                 let expected = least(&saturated.graph, &uses, &open, &mut BTreeMap::new());
-                let found = find_cheaper_extraction(&saturated.graph, &roots, &uses, f64::MAX, &|_| true)
-                    .expect("there is a way");
-                let found = extract::extraction_us(&saturated.graph, &found, &uses).expect("it can be run");
-                assert!((found - expected).abs() < 1e-9, "{found} is not {expected}: {body}");
+                let extraction =
+                    find_cheaper_extraction(&saturated.graph, &roots, &uses, f64::MAX, &|_| true)
+                        .expect("there is a way");
+                let us = extract::extraction_us(&saturated.graph, &extraction, &uses).expect("it can be run");
+                assert!((us - expected).abs() < 1e-9, "{us} is not {expected}: {body}");
             }
         }
     }

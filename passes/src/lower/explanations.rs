@@ -43,14 +43,14 @@ impl DecisionExplainer<'_> {
             return None;
         }
         let class = self.graph.find(imported.class);
-        let (Lang::Collective(name, ..), Some(taken)) = (&imported.node, self.taken.get(&class)) else {
+        let (Lang::Collective(name, ..), Some(chosen)) = (&imported.node, self.taken.get(&class)) else {
             return None;
         };
         let operands = imported.node.children().iter().map(|&child| self.graph.find(child));
-        let same = taken.children().iter().map(|&child| self.graph.find(child)).eq(operands);
-        match taken {
-            Lang::Collective(taken_name, Some(_), _) if taken_name == name && same => {
-                let (collective, collective_operands) = language::as_collective(self.graph, taken)?;
+        let same_operands = chosen.children().iter().map(|&child| self.graph.find(child)).eq(operands);
+        match chosen {
+            Lang::Collective(taken_name, Some(_), _) if taken_name == name && same_operands => {
+                let (collective, collective_operands) = language::as_collective(self.graph, chosen)?;
                 let operand_count = collective_operands.len();
                 Some(rules::variant_rule_name(&collective.kind, collective.variant?, operand_count))
             }

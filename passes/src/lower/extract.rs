@@ -93,8 +93,8 @@ pub fn node_cost(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostModel) -
         return estimate_node_cost(graph, class, node, uses);
     }
     // Estimates of collectives take most of the time of a search, which needs each one many times.
-    if let Some(&known) = uses.costs.borrow().get(node) {
-        return known;
+    if let Some(&cost) = uses.costs.borrow().get(node) {
+        return cost;
     }
     let cost = estimate_node_cost(graph, class, node, uses);
     uses.costs.borrow_mut().insert(node.clone(), cost);
@@ -161,13 +161,13 @@ pub fn extract_cheapest(
     roots: &[Id],
     uses: &CostModel,
 ) -> Option<(Extraction, Extraction)> {
-    let mut taken = Extraction::new();
+    let mut extraction = Extraction::new();
     for &root in roots {
-        let best = search_best_nodes(graph, uses, &taken);
-        collect_extraction(graph, graph.find(root), &best, &mut taken)?;
+        let best = search_best_nodes(graph, uses, &extraction);
+        collect_extraction(graph, graph.find(root), &best, &mut extraction)?;
     }
-    let all = best_nodes_given(graph, uses, &taken);
-    Some((taken, all))
+    let best_nodes = best_nodes_given(graph, uses, &extraction);
+    Some((extraction, best_nodes))
 }
 
 /// The best node of every class, given the extracted nodes.
@@ -180,11 +180,11 @@ pub fn cheapest_variant(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostM
     let Lang::Collective(name, ..) = node else { return node.clone() };
     let canonical = canonical_node(graph, node);
     let mut nodes: Vec<Lang> = Vec::new();
-    for other in &graph[class].nodes {
-        let other = canonical_node(graph, other);
-        let is_variant = matches!(&other, Lang::Collective(kind, Some(_), _) if kind == name);
-        if is_variant && other.children() == canonical.children() {
-            nodes.push(other);
+    for variant in &graph[class].nodes {
+        let variant = canonical_node(graph, variant);
+        let is_variant = matches!(&variant, Lang::Collective(kind, Some(_), _) if kind == name);
+        if is_variant && variant.children() == canonical.children() {
+            nodes.push(variant);
         }
     }
     nodes.sort_by_key(|n| (!is_plain(n), n.clone()));
@@ -283,9 +283,9 @@ fn search_best_nodes(graph: &LangEGraph, uses: &CostModel, taken: &Extraction) -
         let mut changed = false;
         for (&id, nodes) in classes.iter().zip(&nodes) {
             for (node, own) in nodes {
-                let Some(found) = assemble_best_node(graph, id, node, *own, &best) else { continue };
-                if best.get(&id).is_none_or(|b| found.total < b.total - EQUAL_TIME_US) {
-                    best.insert(id, found);
+                let Some(candidate) = assemble_best_node(graph, id, node, *own, &best) else { continue };
+                if best.get(&id).is_none_or(|b| candidate.total < b.total - EQUAL_TIME_US) {
+                    best.insert(id, candidate);
                     changed = true;
                 }
             }

@@ -73,8 +73,9 @@ impl ImportedRegion {
 
     fn add_expression(&mut self, graph: &mut LangEGraph, node: Lang) -> Option<Id> {
         let children = node.children().iter().map(|c| self.written.get(c)).collect::<Option<Vec<_>>>()?;
-        let parts: BTreeMap<Id, &RecExpr<Lang>> = node.children().iter().copied().zip(children).collect();
-        let expression = node.join_recexprs(|child| parts[&child].clone());
+        let expressions: BTreeMap<Id, &RecExpr<Lang>> =
+            node.children().iter().copied().zip(children).collect();
+        let expression = node.join_recexprs(|child| expressions[&child].clone());
         let id = graph.add(node);
         self.written.entry(id).or_insert(expression);
         Some(id)
@@ -111,40 +112,45 @@ impl ImportedRegion {
     /// The region as imported, with every collective run by plain. Of nodes that a rule made equal, the
     /// first one is used.
     pub fn plain_extraction(&self, graph: &LangEGraph) -> Extraction {
-        let mut taken = Extraction::new();
+        let mut extraction = Extraction::new();
         for (n, node) in self.nodes.iter().enumerate() {
             let plain = self.by_plain(graph, n);
             for &child in plain.children() {
                 let leaf = graph[child].nodes.iter().find(|n| n.is_leaf());
                 leaf.into_iter().for_each(|leaf| {
-                    taken.entry(child).or_insert_with(|| leaf.clone());
+                    extraction.entry(child).or_insert_with(|| leaf.clone());
                 });
             }
             let class = graph.find(node.class);
-            taken.entry(class).or_insert(plain);
+            extraction.entry(class).or_insert(plain);
             for (i, &result) in node.results.iter().enumerate().filter(|(_, r)| graph.find(**r) != class) {
-                taken.entry(graph.find(result)).or_insert(Lang::Result(i, [class]));
+                extraction.entry(graph.find(result)).or_insert(Lang::Result(i, [class]));
             }
         }
-        taken
+        extraction
     }
 
     /// The expression that was extracted for a class, with the other nodes of the region as imported.
-    pub fn expression(&self, graph: &LangEGraph, class: Id, taken: &Extraction) -> Option<RecExpr<Lang>> {
-        let node = taken.get(&class)?;
-        let mut parts: BTreeMap<Id, RecExpr<Lang>> = BTreeMap::new();
+    pub fn expression(
+        &self,
+        graph: &LangEGraph,
+        class: Id,
+        extraction: &Extraction,
+    ) -> Option<RecExpr<Lang>> {
+        let node = extraction.get(&class)?;
+        let mut child_expressions: BTreeMap<Id, RecExpr<Lang>> = BTreeMap::new();
         for &child in node.children() {
             let id = graph.find(child);
-            let part = match self.node_of_class(graph, id) {
+            let child_expression = match self.node_of_class(graph, id) {
                 Some(n) if graph.find(self.nodes[n].class) != class => {
                     // A result of a tuple is written as a result.
                     let result = self.nodes[n].results.iter().find(|&&r| graph.find(r) == id);
                     self.written.get(result.unwrap_or(&self.nodes[n].class))?.clone()
                 }
-                _ => self.expression(graph, id, taken)?,
+                _ => self.expression(graph, id, extraction)?,
             };
-            parts.insert(child, part);
+            child_expressions.insert(child, child_expression);
         }
-        Some(node.join_recexprs(|child| parts[&child].clone()))
+        Some(node.join_recexprs(|child| child_expressions[&child].clone()))
     }
 }

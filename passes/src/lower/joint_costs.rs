@@ -80,13 +80,14 @@ pub fn best_joint_variant(
     surroundings: RegionSurroundings,
 ) -> Option<(CollectiveVariant, f64)> {
     let (first, _) = collectives.first()?;
-    let all: Vec<(&CollectiveKind, u64)> = collectives.iter().map(|(c, bytes)| (&c.kind, *bytes)).collect();
+    let bytes_by_kind: Vec<(&CollectiveKind, u64)> =
+        collectives.iter().map(|(c, bytes)| (&c.kind, *bytes)).collect();
     let mut best: Option<(CollectiveVariant, f64)> = None;
     for (&variant, &lost_us) in CollectiveLimits::JOINT_STEP_VARIANTS.iter().zip(losses) {
         let Some(lost_us) = lost_us else { continue };
-        let added_us = context.estimate_joint_us(&all, first.group, variant, lost_us, surroundings);
+        let added_us = context.estimate_joint_us(&bytes_by_kind, first.group, variant, lost_us, surroundings);
         let Some(us) = added_us.map(|us| us + lost_us) else { continue };
-        if best.is_none_or(|(_, least)| us.total_cmp(&least).is_lt()) {
+        if best.is_none_or(|(_, best_us)| us.total_cmp(&best_us).is_lt()) {
             best = Some((variant, us));
         }
     }

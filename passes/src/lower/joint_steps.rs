@@ -33,23 +33,23 @@ pub fn join_steps(
     schedule: &AssumedSchedule,
     decisions: &mut [Decision],
 ) -> (Graph, usize) {
-    let mut found = find_joint_steps(&graph, sets, bound, context, schedule, decisions);
-    let mut joined = with_steps(&graph, &found);
+    let mut steps = find_joint_steps(&graph, sets, bound, context, schedule, decisions);
+    let mut joined = with_steps(&graph, &steps);
     if joined.is_none() {
         // Some sets depend on each other: add each set that is compatible with those before it.
-        for set in std::mem::take(&mut found) {
-            found.push(set);
-            match with_steps(&graph, &found) {
-                Some(more) => joined = Some(more),
-                None => drop(found.pop()),
+        for set in std::mem::take(&mut steps) {
+            steps.push(set);
+            match with_steps(&graph, &steps) {
+                Some(with_set) => joined = Some(with_set),
+                None => drop(steps.pop()),
             }
         }
     }
-    let Some(joined) = joined.filter(|_| !found.is_empty()) else { return (graph, 0) };
-    for set in &found {
+    let Some(joined) = joined.filter(|_| !steps.is_empty()) else { return (graph, 0) };
+    for set in &steps {
         set.update_decisions(&graph, context, decisions);
     }
-    (joined, found.len())
+    (joined, steps.len())
 }
 
 struct JointStep {
@@ -60,9 +60,9 @@ struct JointStep {
 }
 
 /// The program in which these sets are steps; `None` if they depend on each other.
-fn with_steps(graph: &Graph, found: &[JointStep]) -> Option<Graph> {
+fn with_steps(graph: &Graph, steps: &[JointStep]) -> Option<Graph> {
     let mut chosen = graph.clone();
-    for set in found {
+    for set in steps {
         for &id in &set.members {
             if let Op::Collective(c) = &mut chosen.nodes[id].op {
                 c.variant = Some(set.variant);
@@ -71,7 +71,7 @@ fn with_steps(graph: &Graph, found: &[JointStep]) -> Option<Graph> {
             }
         }
     }
-    let members: Vec<CollectiveSet> = found.iter().map(|set| set.members.clone()).collect();
+    let members: Vec<CollectiveSet> = steps.iter().map(|set| set.members.clone()).collect();
     make_adjacent(&chosen, &members)
 }
 
@@ -98,17 +98,19 @@ fn find_joint_steps(
         let mut members: CollectiveSet =
             set.iter().filter_map(|name| nodes.get(name.as_str()).copied()).collect();
         members.sort_unstable();
-        let all: Vec<(&Collective, u64)> =
+        let collectives: Vec<(&Collective, u64)> =
             members.iter().filter_map(|&id| sized_collective(graph, context, &graph.nodes[id])).collect();
-        let Some(&(first, _)) = all.first().filter(|_| all.len() > 1) else { continue };
-        if all.iter().any(|(c, _)| !graph.have_same_cells(c.group, first.group)) {
+        let Some(&(first, _)) = collectives.first().filter(|_| collectives.len() > 1) else { continue };
+        if collectives.iter().any(|(c, _)| !graph.have_same_cells(c.group, first.group)) {
             continue;
         }
-        let lost =
-            members.iter().zip(&all).map(|(&id, (c, _))| losses.collective_losses(&graph.nodes[id], c));
+        let lost = members
+            .iter()
+            .zip(&collectives)
+            .map(|(&id, (c, _))| losses.collective_losses(&graph.nodes[id], c));
         let lost = lost.fold(JointLosses::from([Some(0.0); 3]), sum_losses);
         let surroundings = schedule.surroundings_of(members.iter().map(|&id| graph.node_name(id)));
-        if let Some((variant, us)) = best_joint_variant(context, &all, &lost, surroundings) {
+        if let Some((variant, us)) = best_joint_variant(context, &collectives, &lost, surroundings) {
             out.push(JointStep { members, group: first.group, variant, us });
         }
     }
@@ -126,8 +128,8 @@ impl JointStep {
                 continue;
             };
             let alone_us = self.alone_us(graph, context, id).filter(|_| all_us > 0.0);
-            let part = alone_us.map_or(0.0, |us| us / all_us);
-            let us = round_us(self.us * part);
+            let share = alone_us.map_or(0.0, |us| us / all_us);
+            let us = round_us(self.us * share);
             decision.chosen.clone_from(&chosen);
             decision.alternatives.push(DecisionAlternative {
                 name: chosen.clone(),

@@ -178,11 +178,11 @@ impl FromOp for Lang {
     fn from_op(op: &str, children: Vec<Id>) -> Result<Self, Self::Error> {
         let pair = <[Id; 2]>::try_from(&children[..]);
         let (name, variant) = op.split_once('.').map_or((op, None), |(n, v)| (n, Some(v)));
-        let known = match variant {
+        let variant = match variant {
             Some(v) => CollectiveVariant::from_name(v).map(Some),
             None => Some(None),
         };
-        if let Some(variant) = known
+        if let Some(variant) = variant
             && let Some(name) = CollectiveName::from_name(name)
         {
             return Ok(Lang::Collective(name, variant, children));

@@ -147,12 +147,15 @@ fn split_members(
             connected.union(n.index(), first.index());
         }
     }
-    let mut whole: BTreeMap<usize, Vec<NodeId>> = BTreeMap::new();
+    let mut components: BTreeMap<usize, Vec<NodeId>> = BTreeMap::new();
     for &n in members {
-        whole.entry(connected.find(n.index())).or_default().push(n);
+        components.entry(connected.find(n.index())).or_default().push(n);
     }
-    let mut pieces: Vec<Vec<NodeId>> =
-        whole.values().flat_map(|nodes| nodes.chunks(MAX_REGION_NODES)).map(<[NodeId]>::to_vec).collect();
+    let mut pieces: Vec<Vec<NodeId>> = components
+        .values()
+        .flat_map(|nodes| nodes.chunks(MAX_REGION_NODES))
+        .map(<[NodeId]>::to_vec)
+        .collect();
     pieces.sort_by_key(|nodes| nodes.first().copied());
     pieces
 }
@@ -259,7 +262,7 @@ fn build_region(
     exit_kept: bool,
     facts: &RegionFacts<'_>,
 ) -> RewriteRegion {
-    let place: BTreeMap<NodeId, usize> = nodes.iter().enumerate().map(|(i, &n)| (n, i)).collect();
+    let positions: BTreeMap<NodeId, usize> = nodes.iter().enumerate().map(|(i, &n)| (n, i)).collect();
     let mut leaves: Vec<ValueId> = Vec::new();
     let mut keys = Vec::with_capacity(nodes.len());
     for &n in &nodes {
@@ -267,7 +270,7 @@ fn build_region(
         let mut operands = Vec::with_capacity(node.inputs.len());
         for &v in &node.inputs {
             let inner = match graph.values[v].def {
-                ValueDef::Node(d, i) => place.get(&d).map(|&inner| RegionOperand::Inner(inner, i)),
+                ValueDef::Node(d, i) => positions.get(&d).map(|&inner| RegionOperand::Inner(inner, i)),
                 ValueDef::Input(_) => None,
             };
             operands.push(inner.unwrap_or_else(|| {
@@ -289,8 +292,8 @@ fn build_region(
         let types = node.outputs.iter().map(|&v| graph.ty(v).clone()).collect();
         keys.push(RegionNode { op: node.op.clone(), operands, types, uses });
     }
-    let known = leaves.iter().map(|&v| leaf(graph, v, facts)).collect();
-    let form = Arc::new(RegionForm { nodes: keys, leaves: known });
+    let leaf_facts = leaves.iter().map(|&v| leaf(graph, v, facts)).collect();
+    let form = Arc::new(RegionForm { nodes: keys, leaves: leaf_facts });
     RewriteRegion { nodes, leaves, key: RegionKey { form, concurrent_us, exit_kept } }
 }
 

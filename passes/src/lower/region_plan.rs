@@ -67,8 +67,8 @@ struct RegionPlanner<'a> {
 impl RegionPlanner<'_> {
     /// Returns the source of the value of a class, and adds missing steps.
     fn plan_class(&self, class: Id, plan: &mut RegionPlan) -> Option<StepSource> {
-        if let Some(&at) = plan.class_operands.get(&class) {
-            return Some(at);
+        if let Some(&source) = plan.class_operands.get(&class) {
+            return Some(source);
         }
         let node = self.taken.get(&class)?;
         let source = match node {
@@ -78,7 +78,7 @@ impl RegionPlanner<'_> {
                 StepSource::Step(step, 0) => StepSource::Step(step, *i),
                 _ => return None,
             },
-            Lang::SumPieces(of) => self.place_sum_of_pieces(class, of, plan)?,
+            Lang::SumPieces(pieces) => self.place_sum_of_pieces(class, pieces, plan)?,
             Lang::Sum(terms) => self.place_sum(class, terms, plan)?,
             _ => {
                 let (op, children) = match node {

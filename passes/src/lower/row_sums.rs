@@ -140,7 +140,7 @@ impl RowSumChooser<'_> {
         let weights = weights.first().copied();
         let mut gathers_us = 0.0;
         let rows_ty = match rows {
-            OfAllRanks::Known(all) => graph.ty(all).clone(),
+            OfAllRanks::Known(rows) => graph.ty(rows).clone(),
             OfAllRanks::Gathered(own) => self.gathered(own, group, &mut gathers_us)?,
         };
         let weights_ty = match weights {
@@ -187,8 +187,8 @@ impl RowSumChooser<'_> {
     /// Whether the ranks of each cell are proven to have the same bits of a value. Arguments may differ between ranks.
     fn is_equal_on_ranks(&self, value: ValueId, group: GroupId) -> bool {
         self.graph.cells(group).is_some_and(|cells| {
-            let known = self.replication.get_or_init(|| Replication::of_graph(self.graph));
-            known[value].is_uniform_within_cells(&cells)
+            let replications = self.replication.get_or_init(|| Replication::of_graph(self.graph));
+            replications[value].is_uniform_within_cells(&cells)
         })
     }
 
@@ -308,8 +308,8 @@ fn replace(graph: &Graph, chosen: &BTreeMap<NodeId, SumsForm>) -> Option<Graph> 
 /// The pieces of the rows of all ranks that only the chosen nodes read.
 fn unused_pieces(graph: &Graph, chosen: &BTreeMap<NodeId, SumsForm>) -> BTreeSet<NodeId> {
     let mut unused = BTreeSet::new();
-    let known = chosen.iter().filter(|(_, form)| matches!(form.rows, OfAllRanks::Known(_)));
-    for (&n, _) in known {
+    let known_rows = chosen.iter().filter(|(_, form)| matches!(form.rows, OfAllRanks::Known(_)));
+    for (&n, _) in known_rows {
         let rows = graph.nodes[n].inputs.get(1).and_then(|&rows| graph.defining_node(rows));
         unused.extend(rows.filter(|&rows| matches!(graph.nodes[rows].op, Op::Shard { .. })));
     }
@@ -359,7 +359,7 @@ impl ProgramCopy<'_> {
     fn sums(&mut self, node: &Node, form: &SumsForm) -> Option<()> {
         let gathered = |own: ValueId| self.gathered.get(&(own, form.group)).copied();
         let rows = match form.rows {
-            OfAllRanks::Known(all) => self.map[all],
+            OfAllRanks::Known(rows) => self.map[rows],
             OfAllRanks::Gathered(own) => gathered(own),
         };
         let mut inputs = vec![self.map[form.x]?, rows?];

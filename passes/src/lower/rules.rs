@@ -56,9 +56,9 @@ pub fn variant_rules() -> Vec<VariantRule> {
     let mut out = Vec::new();
     for kind in CollectiveKind::sample_kinds(1) {
         let able = CollectiveVariant::ALL.iter().filter(|variant| variant.contract(&kind).is_some());
-        let (fewest, most) = kind.operand_counts();
+        let (fewest, greatest) = kind.operand_counts();
         for &variant in able {
-            out.extend((fewest..=most).map(|operands| variant_rule(&kind, variant, operands)));
+            out.extend((fewest..=greatest).map(|operands| variant_rule(&kind, variant, operands)));
         }
     }
     out
@@ -281,8 +281,8 @@ fn compile_rule(
     when: RuleCondition,
 ) -> Result<Rewrite<Lang, RegionAnalysis>, String> {
     let from: Pattern<Lang> = from.parse().map_err(|e| format!("rule {name}: {e}"))?;
-    let to: Pattern<Lang> = to.parse().map_err(|e| format!("rule {name}: {e}"))?;
-    let applier = CheckedApplier { to: to.ast, when };
+    let target: Pattern<Lang> = to.parse().map_err(|e| format!("rule {name}: {e}"))?;
+    let applier = CheckedApplier { to: target.ast, when };
     Rewrite::new(name, from, applier).map_err(|e| format!("rule {name}: {e}"))
 }
 
@@ -300,10 +300,10 @@ impl Applier<Lang, RegionAnalysis> for CheckedApplier {
         rule: Symbol,
     ) -> Vec<Id> {
         let mut changed = Vec::new();
-        for found in matches {
-            let Some(from) = found.ast.as_ref() else { continue };
-            for subst in &found.substs {
-                changed.extend(self.apply_one(graph, found.eclass, subst, Some(from), rule));
+        for matching in matches {
+            let Some(from) = matching.ast.as_ref() else { continue };
+            for subst in &matching.substs {
+                changed.extend(self.apply_one(graph, matching.eclass, subst, Some(from), rule));
             }
         }
         changed
@@ -393,9 +393,9 @@ fn groups_are_a_mesh(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
     if !adds || bound_type(graph, subst, "?x")?.dtype == DType::F16 {
         return None;
     }
-    let both = *graph.analysis.context.merged_groups.get(&(*inner, *outer))?;
-    let both = graph.add(Lang::Attr(LangAttribute::Group(both)));
-    subst.insert("?both".parse().ok()?, both);
+    let merged = *graph.analysis.context.merged_groups.get(&(*inner, *outer))?;
+    let merged = graph.add(Lang::Attr(LangAttribute::Group(merged)));
+    subst.insert("?both".parse().ok()?, merged);
     Some(())
 }
 

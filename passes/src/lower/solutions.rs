@@ -135,28 +135,28 @@ impl SolutionScope {
             credits: credits.to_vec(),
         };
         let graphs = {
-            let mut known = lock_cache(&self.known);
-            let known = known.entry(key.form.clone()).or_default();
-            if let Some(solution) = known.solutions.get(&query) {
+            let mut cache = lock_cache(&self.known);
+            let entry = cache.entry(key.form.clone()).or_default();
+            if let Some(solution) = entry.solutions.get(&query) {
                 return Some((solution.clone(), false));
             }
-            known.graphs.clone()
+            entry.graphs.clone()
         };
         let are_new = graphs.is_none();
         self.counts.made.fetch_add(usize::from(are_new), Relaxed);
         let graphs = graphs.unwrap_or_default();
         let solution = Arc::new(solve_region(key, &graphs, &self.context, &self.rules, credits)?);
-        let mut known = lock_cache(&self.known);
-        let known = known.entry(key.form.clone()).or_default();
-        if are_new && known.graphs.is_none() {
+        let mut cache = lock_cache(&self.known);
+        let entry = cache.entry(key.form.clone()).or_default();
+        if are_new && entry.graphs.is_none() {
             let nodes = graphs.nodes();
             if self.counts.kept.load(Relaxed).saturating_add(nodes) <= MAX_CACHED_NODES {
                 self.counts.kept.fetch_add(nodes, Relaxed);
                 self.kept.fetch_add(nodes, Relaxed);
-                known.graphs = Some(graphs);
+                entry.graphs = Some(graphs);
             }
         }
-        known.solutions.insert(query, solution.clone());
+        entry.solutions.insert(query, solution.clone());
         Some((solution, true))
     }
 }

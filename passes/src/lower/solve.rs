@@ -57,8 +57,8 @@ pub struct RegionEGraphs {
 impl RegionEGraphs {
     /// The number of nodes of the e-graphs that were built.
     pub fn nodes(&self) -> usize {
-        let made = [&self.all, &self.exact].into_iter().filter_map(|graph| graph.get()?.as_ref());
-        made.map(|saturated| saturated.graph.total_size()).sum()
+        let graphs = [&self.all, &self.exact].into_iter().filter_map(|graph| graph.get()?.as_ref());
+        graphs.map(|saturated| saturated.graph.total_size()).sum()
     }
 
     fn exact(
@@ -91,8 +91,8 @@ pub fn solve_region(
     };
     let with_classes = with_classes.and_then(|region| Some((region, region.extract_cheapest(key)?)));
     let used = if with_classes.is_some() { &rules.all } else { &rules.exact };
-    let (saturated, (mut taken, best)) = match with_classes {
-        Some(found) => found,
+    let (saturated, (mut extraction, best)) = match with_classes {
+        Some(extracted) => extracted,
         None => {
             let exact = graphs.exact(form, context, rules)?;
             let extraction = match exact.extract_cheapest(key) {
@@ -105,28 +105,28 @@ pub fn solve_region(
     let SaturatedRegion { graph, imported, fired } = saturated;
     let uses = build_cost_model(graph, imported, key);
     let roots = imported.result_classes(graph, form, |u| u.outside);
-    let credited = credited_classes(graph, credits, &plan_classes(graph, imported, &taken, &roots)?);
+    let credited = credited_classes(graph, credits, &plan_classes(graph, imported, &extraction, &roots)?);
     let uses = uses.with_fused(credited.iter().copied());
     for &(class, ..) in &credited {
-        let node = extract::cheapest_variant(graph, class, taken.get(&class)?, &uses);
-        taken.insert(class, node);
+        let node = extract::cheapest_variant(graph, class, extraction.get(&class)?, &uses);
+        extraction.insert(class, node);
     }
     let unchanged = imported.plain_extraction(graph);
     let chooser =
-        DecisionBuilder { graph, imported, uses: &uses, taken: &taken, best: &best, plain: &unchanged };
-    let plan = plan_classes(graph, imported, &taken, &roots)?;
+        DecisionBuilder { graph, imported, uses: &uses, taken: &extraction, best: &best, plain: &unchanged };
+    let plan = plan_classes(graph, imported, &extraction, &roots)?;
     let results = chooser.result_operands(&plan);
     let mut decisions = chooser.build_decisions(form, &plan)?;
     let steps = plan.steps;
-    let ways = DecisionExplainer { graph, imported, taken: &taken };
+    let ways = DecisionExplainer { graph, imported, taken: &extraction };
     let open = ways.name_variants(&mut decisions);
     if !open.is_empty() {
         let SaturatedRegion { mut graph, imported, .. } = SaturatedRegion::new(form, context, used, true)?;
-        let again = credited.iter().filter_map(|&(class, name, variant)| {
-            let same = ways.imported.expression(ways.graph, class, &taken)?;
-            Some((graph.lookup_expr(&same)?, name, variant))
+        let fused = credited.iter().filter_map(|&(class, name, variant)| {
+            let expression = ways.imported.expression(ways.graph, class, &extraction)?;
+            Some((graph.lookup_expr(&expression)?, name, variant))
         });
-        let uses = build_cost_model(&graph, &imported, key).with_fused(again);
+        let uses = build_cost_model(&graph, &imported, key).with_fused(fused);
         for i in open {
             decisions[i].rules = ways.explain(&decisions[i], &mut graph, &uses);
         }
@@ -143,8 +143,8 @@ fn credited_classes(
 ) -> Vec<(Id, CollectiveName, CollectiveVariant)> {
     let mut credited = Vec::with_capacity(credits.len());
     for &(step, variant) in credits {
-        let found = plan.class_operands.iter().find(|(_, source)| **source == StepSource::Step(step, 0));
-        if let Some((&class, _)) = found {
+        let matching = plan.class_operands.iter().find(|(_, source)| **source == StepSource::Step(step, 0));
+        if let Some((&class, _)) = matching {
             credited.push((graph.find(class), CollectiveName::AllReduce, variant));
         }
     }
@@ -210,27 +210,30 @@ impl SaturatedRegion {
         let mut roots = self.imported.result_classes(&self.graph, &key.form, |u| u.outside);
         let plain = self.imported.plain_extraction(&self.graph);
         let allowed = CollectiveTraffic::of_extraction(&self.graph, &plain, &roots)?;
-        let mut least = extract::extraction_us(&self.graph, &plain, &uses)?;
-        let mut found = None;
+        let mut least_us = extract::extraction_us(&self.graph, &plain, &uses)?;
+        let mut cheapest = None;
         for _ in 0..2 {
-            let (taken, best) = extract::extract_cheapest(&self.graph, &roots, &uses)?;
-            let us = extract::extraction_us(&self.graph, &taken, &uses)?;
-            let cheaper = if found.is_none() { us <= least } else { us < least };
-            if cheaper && CollectiveTraffic::of_extraction(&self.graph, &taken, &roots)?.is_within(&allowed) {
-                least = us;
-                found = Some((taken, best));
+            let (extraction, best) = extract::extract_cheapest(&self.graph, &roots, &uses)?;
+            let us = extract::extraction_us(&self.graph, &extraction, &uses)?;
+            let cheaper = if cheapest.is_none() { us <= least_us } else { us < least_us };
+            if cheaper
+                && CollectiveTraffic::of_extraction(&self.graph, &extraction, &roots)?.is_within(&allowed)
+            {
+                least_us = us;
+                cheapest = Some((extraction, best));
             }
             roots.reverse();
         }
-        let cheaper = exact_search::find_cheaper_extraction(&self.graph, &roots, &uses, least, &|taken| {
-            CollectiveTraffic::of_extraction(&self.graph, taken, &roots)
-                .is_some_and(|traffic| traffic.is_within(&allowed))
-        });
-        if let Some(taken) = cheaper {
-            let best = extract::best_nodes_given(&self.graph, &uses, &taken);
-            found = Some((taken, best));
+        let cheaper =
+            exact_search::find_cheaper_extraction(&self.graph, &roots, &uses, least_us, &|extraction| {
+                CollectiveTraffic::of_extraction(&self.graph, extraction, &roots)
+                    .is_some_and(|traffic| traffic.is_within(&allowed))
+            });
+        if let Some(extraction) = cheaper {
+            let best = extract::best_nodes_given(&self.graph, &uses, &extraction);
+            cheapest = Some((extraction, best));
         }
-        found
+        cheapest
     }
 
     /// The region as imported, with each collective run by its cheapest variant, and the best node of every
@@ -238,27 +241,27 @@ impl SaturatedRegion {
     fn extract_by_variants(&self, key: &RegionKey) -> Option<(Extraction, Extraction)> {
         let uses = build_cost_model(&self.graph, &self.imported, key);
         let roots = self.imported.result_classes(&self.graph, &key.form, |u| u.outside);
-        let mut taken = self.imported.plain_extraction(&self.graph);
-        for (&class, node) in &mut taken {
+        let mut extraction = self.imported.plain_extraction(&self.graph);
+        for (&class, node) in &mut extraction {
             *node = extract::cheapest_variant(&self.graph, class, node, &uses);
         }
         let (_, mut best) = extract::extract_cheapest(&self.graph, &roots, &uses)?;
-        best.extend(taken.clone());
-        Some((taken, best))
+        best.extend(extraction.clone());
+        Some((extraction, best))
     }
 }
 
 pub fn build_cost_model(graph: &LangEGraph, imported: &ImportedRegion, key: &RegionKey) -> CostModel {
     let form = &*key.form;
     let outputs = imported.result_classes(graph, form, |u| u.output).into_iter().collect();
-    let all = imported.result_classes(graph, form, |_| true);
+    let result_classes = imported.result_classes(graph, form, |_| true);
     // If results became equal, they have the readers of all of them.
     let uses_of_all = form.nodes.iter().flat_map(|node| &node.uses);
     let fusible: BTreeSet<_> = uses_of_all.flat_map(|u| u.fused.iter().copied()).collect();
     let mut fused = BTreeSet::new();
     for (name, variant) in fusible {
         for class in imported.result_classes(graph, form, |u| u.fused.contains(&(name, variant))) {
-            if all.iter().filter(|&&other| other == class).count() == 1 {
+            if result_classes.iter().filter(|&&other| other == class).count() == 1 {
                 fused.insert((class, name, variant));
             }
         }

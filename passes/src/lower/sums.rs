@@ -103,30 +103,30 @@ fn sum_of_terms(graph: &mut LangEGraph, class: Id) -> Option<Id> {
         Lang::Add(operands) => Some(*operands),
         _ => None,
     })?;
-    let mut all = terms_of_class(graph, x);
-    all.extend(terms_of_class(graph, y));
-    (all.len() > terms_of_class(graph, class).len()).then(|| graph.add(Lang::Sum(all)))
+    let mut terms = terms_of_class(graph, x);
+    terms.extend(terms_of_class(graph, y));
+    (terms.len() > terms_of_class(graph, class).len()).then(|| graph.add(Lang::Sum(terms)))
 }
 
 fn sum_of_all_reduces(graph: &mut LangEGraph, class: Id) -> Option<Id> {
-    let all = terms_of_class(graph, class);
+    let terms = terms_of_class(graph, class);
     let dtype = language::class_value(graph, class)?.ty()?.dtype;
     // Partial sums can be larger than the whole sum and may exceed the range of f16.
-    if all.len() < 2 || dtype == DType::F16 {
+    if terms.len() < 2 || dtype == DType::F16 {
         return None;
     }
     let reduced: Vec<Option<(GroupId, Id)>> =
-        all.iter().map(|&term| summed_by_all_reduce(graph, term)).collect();
+        terms.iter().map(|&term| summed_by_all_reduce(graph, term)).collect();
     let group = reduced.iter().flatten().map(|(group, _)| *group).find(|group| {
-        let same = reduced.iter().flatten().filter(|(other, _)| other == group);
-        same.count() > 1
+        let members = reduced.iter().flatten().filter(|(g, _)| g == group);
+        members.count() > 1
     })?;
-    let mut rest = Vec::new();
+    let mut new_terms = Vec::new();
     let mut operands = Vec::new();
-    for (&term, reduced) in all.iter().zip(&reduced) {
+    for (&term, reduced) in terms.iter().zip(&reduced) {
         match reduced {
             Some((term_group, x)) if *term_group == group => operands.push(*x),
-            _ => rest.push(term),
+            _ => new_terms.push(term),
         }
     }
     let attributes = [LangAttribute::Reduce(CollectiveReduceOp::Sum), LangAttribute::Group(group)]
@@ -134,11 +134,11 @@ fn sum_of_all_reduces(graph: &mut LangEGraph, class: Id) -> Option<Id> {
     let operand = graph.add(Lang::Sum(operands));
     let children = attributes.into_iter().chain([operand]).collect();
     let all_reduce = graph.add(Lang::Collective(CollectiveName::AllReduce, None, children));
-    if rest.is_empty() {
+    if new_terms.is_empty() {
         return Some(all_reduce);
     }
-    rest.push(all_reduce);
-    Some(graph.add(Lang::Sum(rest)))
+    new_terms.push(all_reduce);
+    Some(graph.add(Lang::Sum(new_terms)))
 }
 
 /// The group and the operand of the sum all-reduce that gives a class.

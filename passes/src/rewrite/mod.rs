@@ -98,50 +98,50 @@ pub struct Rewriter<'r> {
 /// Rewrites a graph by tables of rules. If the graph is the source of a plan, `checks` are its bounds
 /// checks, which the plan's runs evaluate; otherwise they are empty.
 pub fn rewrite(graph: &Graph, rules: &[&[RewriteRule]], checks: &BoundsChecks) -> (Graph, RewriteReport) {
-    let mut to = Rewriter::new(graph, rules);
+    let mut rewriter = Rewriter::new(graph, rules);
     let shared = shared_values(graph);
     let mut map: EntityMap<ValueId, Option<ValueId>> = EntityMap::filled(None, graph.values.len());
-    for (old, new) in graph.inputs.values().zip(to.graph.inputs.values()) {
+    for (old, new) in graph.inputs.values().zip(rewriter.graph.inputs.values()) {
         map[old.value] = Some(new.value);
     }
     for (id, node) in graph.nodes.iter() {
-        to.covers_node = checks.covers(id);
+        rewriter.covers_node = checks.covers(id);
         let inputs: Vec<ValueId> = node.inputs.iter().filter_map(|&v| map[v]).collect();
         if let [result] = node.outputs[..] {
             let value = &graph.values[result];
-            to.name.clone_from(&value.name);
-            to.first_rule = None;
+            rewriter.name.clone_from(&value.name);
+            rewriter.first_rule = None;
             let communicates = node.op.as_collective().is_some();
-            let new = to.add_rewritten(CandidateNode {
+            let new = rewriter.add_rewritten(CandidateNode {
                 op: node.op.clone(),
                 inputs: inputs.clone(),
                 ty: value.ty.clone(),
             });
-            to.record_replaced_collectives(communicates, &inputs, new);
+            rewriter.record_replaced_collectives(communicates, &inputs, new);
             if shared[result] {
-                to.shared.insert(new);
+                rewriter.shared.insert(new);
             }
             map[result] = Some(new);
         } else {
             let results = node.outputs.iter().map(|&v| graph.values[v].clone());
             let results: Vec<(String, TensorType)> = results.map(|v| (v.name, v.ty)).collect();
-            let (op, inputs) = to.rewrite_multi_result(node.op.clone(), inputs, &results);
-            let new = to.intern(op, inputs, results);
-            for (&old, &new) in node.outputs.iter().zip(&to.graph.nodes[new].outputs) {
+            let (op, inputs) = rewriter.rewrite_multi_result(node.op.clone(), inputs, &results);
+            let new = rewriter.intern(op, inputs, results);
+            for (&old, &new) in node.outputs.iter().zip(&rewriter.graph.nodes[new].outputs) {
                 map[old] = Some(new);
             }
         }
     }
     let outputs =
         graph.outputs.iter().filter_map(|o| Some(GraphOutput { value: map[o.value]?, kind: o.kind }));
-    to.graph.outputs = outputs.collect();
-    let out = compact(&to.graph);
+    rewriter.graph.outputs = outputs.collect();
+    let out = compact(&rewriter.graph);
     let report = RewriteReport {
-        fired: to.fired,
+        fired: rewriter.fired,
         nodes_before: graph.nodes.len(),
         nodes_after: out.nodes.len(),
-        met_shared: to.met_shared.get(),
-        replaced: to.replaced,
+        met_shared: rewriter.met_shared.get(),
+        replaced: rewriter.replaced,
     };
     (out, report)
 }
@@ -167,18 +167,18 @@ fn shared_values(graph: &Graph) -> EntityMap<ValueId, bool> {
 impl<'r> Rewriter<'r> {
     fn new(graph: &Graph, rules: &'r [&'r [RewriteRule]]) -> Self {
         let mut out = graph.without_nodes();
-        let mut known = EntityMap::new();
+        let mut forms = EntityMap::new();
         let mut replication = EntityMap::new();
         for input in graph.inputs.values() {
             let value = &graph.values[input.value];
             let ty = value.ty.clone();
-            known.push(input.data.as_ref().and_then(|data| ClosedForm::from_tensor(data)));
+            forms.push(input.data.as_ref().and_then(|data| ClosedForm::from_tensor(data)));
             replication.push(Replication::of_input(graph, input.data.is_some()));
             out.add_input(input.kind, value.name.clone(), input.source.clone(), ty, input.data.clone());
         }
         Rewriter {
             graph: out,
-            known,
+            known: forms,
             replication,
             facts: MaskFactCache::default(),
             covers_node: false,
@@ -227,19 +227,19 @@ impl<'r> Rewriter<'r> {
     /// The group with these cells, each with its ranks in this order. If there is none, it is added under
     /// `name`; `None` if another group has that name.
     pub fn find_or_add_group(&mut self, cells: Vec<Vec<u32>>, name: &str) -> Option<GroupId> {
-        let known = self.graph.group_with_cells(&cells);
+        let existing = self.graph.group_with_cells(&cells);
         let is_taken = self.graph.groups.values().any(|g| g.name == name);
-        if known.is_some() || is_taken {
-            return known;
+        if existing.is_some() || is_taken {
+            return existing;
         }
         Some(self.graph.groups.push(GroupDef { name: name.to_string(), members: GroupMembers::Cells(cells) }))
     }
 
     /// The result of a node with these operands and one result of this type, if there is one.
     pub fn existing(&self, op: &Op, inputs: &[ValueId], ty: &TensorType) -> Option<ValueId> {
-        let same = self.interned.get(&Self::hash(op, inputs, std::iter::once(ty)))?;
+        let candidates = self.interned.get(&Self::hash(op, inputs, std::iter::once(ty)))?;
         let results =
-            same.iter().map(|&n| &self.graph.nodes[n]).filter(|n| n.op == *op && n.inputs == inputs);
+            candidates.iter().map(|&n| &self.graph.nodes[n]).filter(|n| n.op == *op && n.inputs == inputs);
         results.filter_map(|n| n.outputs.first().copied()).find(|&v| self.ty(v) == ty)
     }
 
@@ -448,8 +448,8 @@ impl<'r> Rewriter<'r> {
         let hash = Self::hash(&op, &inputs, results.iter().map(|r| &r.1));
         // An op that may not be a function of its operands alone is never merged.
         let mergeable = !op.is_opaque();
-        if mergeable && let Some(same) = self.interned.get(&hash) {
-            for &n in same {
+        if mergeable && let Some(candidates) = self.interned.get(&hash) {
+            for &n in candidates {
                 let node = &self.graph.nodes[n];
                 let types = node.outputs.iter().map(|&v| self.graph.ty(v));
                 if node.op == op && node.inputs == inputs && types.eq(results.iter().map(|r| &r.1)) {
@@ -457,7 +457,7 @@ impl<'r> Rewriter<'r> {
                 }
             }
         }
-        let known = match &results[..] {
+        let form = match &results[..] {
             [(_, ty)] => ClosedForm::of_node(self.context(), &op, &inputs, ty),
             _ => None,
         };
@@ -465,7 +465,7 @@ impl<'r> Rewriter<'r> {
         let n = self.graph.add_node(op, inputs, results);
         let count = self.graph.nodes[n].outputs.len();
         (0..count).for_each(|i| {
-            self.known.push(if i == 0 { known.clone() } else { None });
+            self.known.push(if i == 0 { form.clone() } else { None });
             self.replication.push(replication.clone());
         });
         self.interned.entry(hash).or_default().push(n);

@@ -13,13 +13,13 @@ use crate::common::{ProgramCase, bindings, check, difference};
 
 #[test]
 fn cases() {
-    let seen: RefCell<BTreeSet<String>> = RefCell::default();
+    let covered: RefCell<BTreeSet<String>> = RefCell::default();
     check("canon", |case: &ProgramCase| {
         let (out, report) = canonicalize(&case.program).unwrap();
         for word in &case.words {
             let (rule, wanted) = word.strip_prefix('!').map_or((word.as_str(), true), |w| (w, false));
-            let known = RULES.iter().copied().chain([LAST_RULES]).flatten().any(|r| r.name == rule);
-            assert!(known, "{}: there is no rule {rule}", case.at);
+            let exists = RULES.iter().copied().chain([LAST_RULES]).flatten().any(|r| r.name == rule);
+            assert!(exists, "{}: there is no rule {rule}", case.at);
             let fired = report.fired.contains_key(rule);
             assert_eq!(
                 fired,
@@ -29,7 +29,7 @@ fn cases() {
                 report.fired,
                 text::print(&out)
             );
-            seen.borrow_mut().insert(word.clone());
+            covered.borrow_mut().insert(word.clone());
         }
         let (again, report) = canonicalize(&out).unwrap();
         let printed = text::print(&out);
@@ -44,10 +44,10 @@ fn cases() {
         }
         printed
     });
-    let seen = seen.into_inner();
+    let covered = covered.into_inner();
     for rule in RULES.iter().copied().chain([LAST_RULES]).flatten() {
         for word in [rule.name.to_string(), format!("!{}", rule.name)] {
-            assert!(seen.contains(&word), "no case for {word}");
+            assert!(covered.contains(&word), "no case for {word}");
         }
     }
 }

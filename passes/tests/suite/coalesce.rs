@@ -82,14 +82,14 @@ fn needed(graph: &Graph) -> Vec<BTreeSet<NodeId>> {
 
 /// A few collectives of one kind, one set of cells and one dtype, which may depend on each other.
 fn similar_collectives(graph: &Graph, rng: &mut SplitMix) -> Option<Vec<NodeId>> {
-    let what = |id: NodeId| {
+    let key_of = |id: NodeId| {
         let node = &graph.nodes[id];
         let c = node.op.as_collective()?;
         Some((c.kind.clone(), graph.cells(c.group), graph.ty(node.inputs[0]).dtype))
     };
-    let collectives: Vec<NodeId> = graph.nodes.keys().filter(|&id| what(id).is_some()).collect();
-    let first = what(*collectives.get(rng.below(collectives.len().max(1)))?);
-    let set: Vec<NodeId> = collectives.into_iter().filter(|&id| what(id) == first).collect();
+    let collectives: Vec<NodeId> = graph.nodes.keys().filter(|&id| key_of(id).is_some()).collect();
+    let first = key_of(*collectives.get(rng.below(collectives.len().max(1)))?);
+    let set: Vec<NodeId> = collectives.into_iter().filter(|&id| key_of(id) == first).collect();
     let set: Vec<NodeId> = set.into_iter().filter(|_| !rng.one_in(4)).collect();
     (set.len() > 1).then_some(set)
 }
@@ -111,18 +111,19 @@ fn independent_collectives_coalesce_and_dependent_ones_are_rejected() {
         let graph = random_program(&mut rng);
         let Some(set) = similar_collectives(&graph, &mut rng) else { continue };
         let needed = needed(&graph);
-        let apart = set.iter().all(|&id| set.iter().all(|m| !needed[entity::Entity::index(id)].contains(m)));
+        let are_independent =
+            set.iter().all(|&id| set.iter().all(|m| !needed[entity::Entity::index(id)].contains(m)));
         let config = LowerConfig { coalesced: vec![set.clone()], ..LowerConfig::new(profile.clone()) };
         match lower(&graph, &config) {
             Ok((out, decisions, _)) => {
-                assert!(apart, "{set:?}\n{}", text::print(&graph));
+                assert!(are_independent, "{set:?}\n{}", text::print(&graph));
                 compare(&graph, &out, case);
                 let absorbed = decisions.iter().filter(|d| d.nodes.is_empty()).count();
                 assert!(absorbed >= set.len() - 1, "{decisions:?}");
                 coalesced += 1;
             }
             Err(PassError::Internal(_)) => {
-                assert!(!apart, "{set:?}\n{}", text::print(&graph));
+                assert!(!are_independent, "{set:?}\n{}", text::print(&graph));
                 refused += 1;
             }
             Err(other) => panic!("{other}"),
@@ -135,7 +136,7 @@ fn independent_collectives_coalesce_and_dependent_ones_are_rejected() {
 #[test]
 fn coalescible_sets_leave_an_acyclic_program() {
     let mut rng = SplitMix(5);
-    let mut found = [0; 2];
+    let mut counts = [0; 2];
     for case in 0..300 {
         let graph = random_program(&mut rng);
         let config = LowerConfig::new(MachineProfile::builtin(rng.pick(&["h200x4", "host"])).unwrap());
@@ -145,35 +146,35 @@ fn coalescible_sets_leave_an_acyclic_program() {
             find_coalescible(&graph, &config, &CoalesceConfig { joining, reach, kept: BTreeSet::new() })
                 .unwrap()
         });
-        found[0] += packed.len();
+        counts[0] += packed.len();
         let (out, ..) = lower(&graph, &LowerConfig { coalesced: packed.clone(), ..config.clone() }).unwrap();
         compare(&graph, &out, case);
         // Both at once: members of sets that are packed leave the others.
         for coalesced in [Vec::new(), packed] {
-            let alone = coalesced.is_empty();
+            let is_joint = coalesced.is_empty();
             let config = LowerConfig { coalesced, together: together.clone(), ..config.clone() };
             let (out, ..) = lower(&graph, &config).unwrap();
             compare(&graph, &out, case);
-            if alone {
-                found[1] += out.dispatches.len();
+            if is_joint {
+                counts[1] += out.dispatches.len();
             }
         }
     }
-    assert!(found[0] > 50 && found[1] > 50, "{found:?}");
+    assert!(counts[0] > 50 && counts[1] > 50, "{counts:?}");
 }
 
 /// Many members, and collectives that stay unchanged.
 #[test]
 fn many_small_collectives_are_one() {
     let mut b = GraphBuilder::new("many", Some(4));
-    let all = b.group("all", GroupMembers::World);
+    let world = b.group("all", GroupMembers::World);
     let ty = |n: i64| TensorType::new(DType::F32, vec![n.into()]);
     for i in 0..64 {
         let x = b.input(InputKind::Argument, &format!("x{i}"), "", ty(1 + i % 3), None);
         let y = b.op("n", Op::Unary(UnaryOp::Neg), &[x]).unwrap();
         let kind = CollectiveKind::AllReduce(CollectiveReduceOp::Sum);
         let z = b
-            .op(&format!("r{i}"), Op::Collective(Collective { kind, group: all, variant: None }), &[y])
+            .op(&format!("r{i}"), Op::Collective(Collective { kind, group: world, variant: None }), &[y])
             .unwrap();
         let z = b.op("e", Op::Unary(UnaryOp::Exp), &[z]).unwrap();
         b.output(z);
@@ -186,8 +187,8 @@ fn many_small_collectives_are_one() {
         let sets = find_coalescible(&graph, &config, &coalesce).unwrap();
         assert_eq!(sets.iter().map(Vec::len).collect::<Vec<_>>(), [size]);
         let (out, ..) = lower(&graph, &LowerConfig { coalesced: sets, ..config.clone() }).unwrap();
-        let left = out.nodes.values().filter(|n| n.op.as_collective().is_some()).count();
-        assert_eq!(left, 65 - size);
+        let remaining = out.nodes.values().filter(|n| n.op.as_collective().is_some()).count();
+        assert_eq!(remaining, 65 - size);
         compare(&graph, &out, 1);
     }
 }

@@ -52,11 +52,11 @@ pub(crate) fn specials(dtype: DType) -> Vec<Scalar> {
 
 /// Numbers of scalar ops, some of which the dtype cannot hold.
 fn numbers(dtype: DType) -> Vec<Scalar> {
-    let mut all = specials(dtype);
+    let mut scalars = specials(dtype);
     if dtype != DType::Bool {
-        all.extend([Scalar::Int(2), Scalar::Int(300), Scalar::Float(FloatAttribute(0.7))]);
+        scalars.extend([Scalar::Int(2), Scalar::Int(300), Scalar::Float(FloatAttribute(0.7))]);
     }
-    all
+    scalars
 }
 
 /// A program under construction: every combination that type-checks and runs is an output.
@@ -98,10 +98,11 @@ impl FoldingSweep {
     fn constants(&mut self, dtype: DType, s: Scalar) -> Vec<ValueId> {
         let ty = |n: i64| TensorType::new(dtype, vec![Dim::from(n)]);
         let full = self.builder.op_as("full", Op::Full(s), &[], ty(N as i64)).expect("a full");
-        let whole = self.input(InputKind::Constant, FoldingSweep::tensor(dtype, &[s; N]));
-        let one = self.input(InputKind::Constant, FoldingSweep::tensor(dtype, &[s]));
-        let expanded = self.builder.op_as("expanded", Op::Expand, &[one], ty(N as i64)).expect("an expand");
-        vec![full, whole, expanded]
+        let constant = self.input(InputKind::Constant, FoldingSweep::tensor(dtype, &[s; N]));
+        let element = self.input(InputKind::Constant, FoldingSweep::tensor(dtype, &[s]));
+        let expanded =
+            self.builder.op_as("expanded", Op::Expand, &[element], ty(N as i64)).expect("an expand");
+        vec![full, constant, expanded]
     }
 
     /// Adds a node, if it type-checks.
@@ -128,8 +129,8 @@ impl FoldingSweep {
                 .map(|mut ranks| ranks.remove(0))
         };
         let expected = run(&graph).unwrap_or_else(|e| panic!("{e}"));
-        let found = run(&canonicalize(&graph).unwrap().0).unwrap_or_else(|e| panic!("{e}"));
-        for ((what, found), expected) in self.outputs.iter().zip(&found).zip(&expected) {
+        let actual = run(&canonicalize(&graph).unwrap().0).unwrap_or_else(|e| panic!("{e}"));
+        for ((what, found), expected) in self.outputs.iter().zip(&actual).zip(&expected) {
             assert_eq!(
                 bits(found),
                 bits(expected),
@@ -166,13 +167,13 @@ fn scalar_ops() {
             let data = sweep.input(InputKind::Argument, FoldingSweep::tensor(dtype, &specials(dtype)));
             for scalar in numbers(dtype) {
                 for scalar_left in [false, true] {
-                    let of =
+                    let label_of =
                         |x: &str| format!("{op} of {x} ({dtype}) and {scalar:?}, scalar left: {scalar_left}");
                     let op_of = || Op::BinaryScalar { op, scalar, scalar_left };
                     // The data contain a 0.
                     let by = if scalar_left { Scalar::Int(0) } else { scalar.wrap_to(dtype) };
                     if !divides_by_zero(op, dtype, by) {
-                        sweep.node(op_of(), &[data], None, of("data"));
+                        sweep.node(op_of(), &[data], None, label_of("data"));
                     }
                     for s in specials(dtype) {
                         let by = if scalar_left { s } else { scalar.wrap_to(dtype) };
@@ -180,7 +181,7 @@ fn scalar_ops() {
                             continue;
                         }
                         for x in sweep.constants(dtype, s) {
-                            sweep.node(op_of(), &[x], None, of(&format!("{s:?}")));
+                            sweep.node(op_of(), &[x], None, label_of(&format!("{s:?}")));
                         }
                     }
                 }
@@ -202,23 +203,28 @@ fn ops_of_two() {
             let data = sweep.input(InputKind::Argument, FoldingSweep::tensor(dtype, &specials(dtype)));
             let divisors = sweep.input(InputKind::Argument, FoldingSweep::tensor(dtype, &nonzero));
             for a in specials(dtype) {
-                let one = sweep.input(InputKind::Constant, FoldingSweep::tensor(dtype, &[a]));
+                let dividend = sweep.input(InputKind::Constant, FoldingSweep::tensor(dtype, &[a]));
                 sweep.node(
                     Op::Binary(op),
-                    &[one, divisors],
+                    &[dividend, divisors],
                     None,
                     format!("{op} of {a:?} and data ({dtype})"),
                 );
                 if divides_by_zero(op, dtype, a) {
                     continue;
                 }
-                sweep.node(Op::Binary(op), &[data, one], None, format!("{op} of data and {a:?} ({dtype})"));
+                sweep.node(
+                    Op::Binary(op),
+                    &[data, dividend],
+                    None,
+                    format!("{op} of data and {a:?} ({dtype})"),
+                );
                 let right = sweep.constants(dtype, a);
                 for b in specials(dtype) {
-                    let left = sweep.constants(dtype, b);
-                    let what = format!("{op} of {b:?} and {a:?} ({dtype})");
-                    sweep.node(Op::Binary(op), &[left[0], right[1]], None, what.clone());
-                    sweep.node(Op::Binary(op), &[left[2], right[0]], None, what);
+                    let lefts = sweep.constants(dtype, b);
+                    let label = format!("{op} of {b:?} and {a:?} ({dtype})");
+                    sweep.node(Op::Binary(op), &[lefts[0], right[1]], None, label.clone());
+                    sweep.node(Op::Binary(op), &[lefts[2], right[0]], None, label);
                 }
             }
             nodes += sweep.check();
@@ -250,8 +256,8 @@ fn ops_of_one_and_casts() {
                             .builder
                             .op_as("cast", Op::Cast, &[x], ty(through, N as i64))
                             .expect("a cast");
-                        let what = format!("{s:?} ({dtype}) through {through} as {to}");
-                        sweep.node(Op::Cast, &[y], Some(ty(to, N as i64)), what);
+                        let label = format!("{s:?} ({dtype}) through {through} as {to}");
+                        sweep.node(Op::Cast, &[y], Some(ty(to, N as i64)), label);
                     }
                 }
             }
@@ -277,15 +283,15 @@ fn add_reductions(sweep: &mut FoldingSweep, x: ValueId, conditions: &[ValueId], 
     for op in [ArgOp::Max, ArgOp::Min] {
         sweep.node(Op::ArgReduce { op, axis: 0, keep: false }, &[x], None, format!("{op} of {name}"));
     }
-    let others = [
+    let ops = [
         Op::CumSum { axis: 0 },
         Op::Softmax { axis: 0, log: false },
         Op::Sort { axis: 0, descending: true },
         Op::Copy,
     ];
-    for op in others {
-        let what = format!("{op:?} of {name}");
-        sweep.node(op, &[x], None, what);
+    for op in ops {
+        let label = format!("{op:?} of {name}");
+        sweep.node(op, &[x], None, label);
     }
 }
 
@@ -296,8 +302,13 @@ fn add_movement(sweep: &mut FoldingSweep, x: ValueId, positions: &[ValueId], dat
     for value in specials(dtype) {
         let op = Op::Pad { low: vec![Dim::from(1)], value };
         sweep.node(op, &[x], Some(ty(N as i64 + 2)), format!("pad of {name} with {value:?}"));
-        let other = sweep.constants(dtype, value);
-        sweep.node(Op::Concat { axis: 0 }, &[x, other[1]], None, format!("concat of {name} and {value:?}"));
+        let constants = sweep.constants(dtype, value);
+        sweep.node(
+            Op::Concat { axis: 0 },
+            &[x, constants[1]],
+            None,
+            format!("concat of {name} and {value:?}"),
+        );
     }
     for &index in positions {
         for op in [Op::Take { axis: 0 }, Op::GatherElements { axis: 0 }] {

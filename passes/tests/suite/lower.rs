@@ -74,8 +74,8 @@ fn print(graph: &Graph, choices: &[Decision]) -> String {
             c.rules.iter().map(|r| &r.name).collect::<Vec<_>>()
         )
         .unwrap();
-        let others = c.alternatives.iter().filter(|a| a.name != c.chosen);
-        let nearest: Vec<String> = others.take(2).map(describe_alternative).collect();
+        let unchosen = c.alternatives.iter().filter(|a| a.name != c.chosen);
+        let nearest: Vec<String> = unchosen.take(2).map(describe_alternative).collect();
         if !nearest.is_empty() {
             write!(out, "\n//   rather than {}", nearest.join(", ")).unwrap();
         }
@@ -129,20 +129,20 @@ fn sound(case: &ProgramCase, out: &Graph, choices: &[Decision]) {
 
 #[test]
 fn cases() {
-    let seen: RefCell<BTreeSet<String>> = RefCell::default();
-    let known: BTreeSet<String> = rewriting_rules()
+    let covered: RefCell<BTreeSet<String>> = RefCell::default();
+    let rule_names: BTreeSet<String> = rewriting_rules()
         .map(|(name, _)| name.into())
         .chain(variant_rules().into_iter().map(|w| w.name))
         .collect();
-    let known: BTreeSet<String> =
-        known.into_iter().chain([COALESCE_RULE.into(), JOINT_STEP_RULE.into()]).collect();
+    let rule_names: BTreeSet<String> =
+        rule_names.into_iter().chain([COALESCE_RULE.into(), JOINT_STEP_RULE.into()]).collect();
     check("lower", |case: &ProgramCase| {
         let (config, rules) = config(case);
         let (out, choices, report) = lower(&case.program, &config).unwrap();
         sound(case, &out, &choices);
         for word in rules {
             let (rule, wanted) = word.strip_prefix('!').map_or((word.as_str(), true), |w| (w, false));
-            assert!(known.contains(rule), "{}: there is no rule {rule}", case.at);
+            assert!(rule_names.contains(rule), "{}: there is no rule {rule}", case.at);
             assert_eq!(
                 report.fired.contains_key(rule),
                 wanted,
@@ -150,7 +150,7 @@ fn cases() {
                 case.at,
                 print(&out, &choices)
             );
-            seen.borrow_mut().insert(word);
+            covered.borrow_mut().insert(word);
         }
         // Without symbols, all bindings are equal.
         for which in 0..=i64::from(!out.symbols.is_empty()) {
@@ -166,10 +166,10 @@ fn cases() {
         assert!(again == out && same_choices == choices, "{}: another result the second time", case.at);
         print(&out, &choices)
     });
-    let seen = seen.into_inner();
-    for name in &known {
-        assert!(seen.contains(name), "no case fires {name}");
-        assert!(seen.contains(&format!("!{name}")), "no case for !{name}");
+    let covered = covered.into_inner();
+    for name in &rule_names {
+        assert!(covered.contains(name), "no case fires {name}");
+        assert!(covered.contains(&format!("!{name}")), "no case for !{name}");
     }
 }
 

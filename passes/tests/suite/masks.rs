@@ -122,8 +122,8 @@ impl MaskWriter {
             0 => self.emit("bool", shape, &format!("{op} {x}, {y}")),
             1 => self.emit("bool", shape, &format!("{swapped} {y}, {x}")),
             2 => {
-                let other = ["le", "gt", "lt", "ge", "eq", "ne"][contrary(op)];
-                let (not, _) = self.emit("bool", shape, &format!("{other} {x}, {y}"));
+                let opposite = ["le", "gt", "lt", "ge", "eq", "ne"][contrary(op)];
+                let (not, _) = self.emit("bool", shape, &format!("{opposite} {x}, {y}"));
                 self.emit("bool", shape, &format!("not {not}"))
             }
             3 => {
@@ -174,12 +174,13 @@ impl MaskWriter {
             // Rows at positions that are known when the program runs.
             4 => {
                 let (i, _) = self.iota(ROWS, off);
-                let at: Named = match self.r.below(3) {
+                let steps: Named = match self.r.below(3) {
                     0 => self.emit("i64", &[ROWS], &format!("add {i}, %at")),
                     1 => self.emit("i64", &[ROWS], "cast %steps"),
                     _ => self.emit("i64", &[ROWS], &format!("sub {i}, %at")),
                 };
-                let (i, j) = (self.emit("i64", &[ROWS, "1"], &format!("reshape {}", at.0)), self.column(0));
+                let (i, j) =
+                    (self.emit("i64", &[ROWS, "1"], &format!("reshape {}", steps.0)), self.column(0));
                 let op = self.r.pick(&["le", "lt", "ge", "gt"]);
                 self.compare(&j.0, op, &i.0, rc)
             }
@@ -344,8 +345,8 @@ impl MaskWriter {
 
 fn broadcast(x: &[&'static str], y: &[&'static str]) -> Vec<&'static str> {
     let rank = x.len().max(y.len());
-    let at = |s: &[&'static str], i: usize| i.checked_sub(rank - s.len()).map_or("1", |i| s[i]);
-    (0..rank).map(|i| if at(x, i) == "1" { at(y, i) } else { at(x, i) }).collect()
+    let extent = |s: &[&'static str], i: usize| i.checked_sub(rank - s.len()).map_or("1", |i| s[i]);
+    (0..rank).map(|i| if extent(x, i) == "1" { extent(y, i) } else { extent(x, i) }).collect()
 }
 
 /// A program with a mask of some rules, and the style in which attention takes it.
@@ -384,9 +385,9 @@ fn is_large(graph: &Graph) -> bool {
 fn check(source: &str, seed: u64) -> Graph {
     let graph = text::parse(source).unwrap_or_else(|e| panic!("{e}\n{source}"));
     symmc_ir::verify::verify(&graph).unwrap_or_else(|e| panic!("{:?}\n{source}", e[0]));
-    let found = canonicalize(&graph).unwrap().0;
-    symmc_ir::verify::verify(&found)
-        .unwrap_or_else(|e| panic!("{:?}\n{source}\n{}", e[0], text::print(&found)));
+    let canonical = canonicalize(&graph).unwrap().0;
+    symmc_ir::verify::verify(&canonical)
+        .unwrap_or_else(|e| panic!("{:?}\n{source}\n{}", e[0], text::print(&canonical)));
     let mut r = SplitMix(seed ^ 0x5eed);
     for _ in 0..3 {
         let mut sizes = SymbolBindings::new();
@@ -399,10 +400,10 @@ fn check(source: &str, seed: u64) -> Graph {
         if interp::run(&graph, &sizes, &inputs).is_err() {
             continue;
         }
-        let worst = difference(&graph, &found, &sizes, seed);
-        assert!(worst <= 1e-5, "differs by {worst} at {sizes:?}\n{source}\n{}", text::print(&found));
+        let worst = difference(&graph, &canonical, &sizes, seed);
+        assert!(worst <= 1e-5, "differs by {worst} at {sizes:?}\n{source}\n{}", text::print(&canonical));
     }
-    found
+    canonical
 }
 
 proptest! {
@@ -411,12 +412,12 @@ proptest! {
     #[test]
     fn masks_keep_their_values_and_are_recognised(seed: u64) {
         let (source, style) = program(seed);
-        let found = check(&source, seed);
+        let canonical = check(&source, seed);
         // The result of rows that see nothing depends on the style. It is zero in attention with bools and
         // minus infinity, and next to a sink. It is the mean of the values if a lowest number hides, and NaN
         // in a softmax of minus infinity. A sink that the caller passes may have a part of their weight.
         if style != 4 && style != GIVEN_SINK {
-            prop_assert!(!is_large(&found), "{}\n{}", source, text::print(&found));
+            prop_assert!(!is_large(&canonical), "{}\n{}", source, text::print(&canonical));
         }
     }
 
@@ -458,9 +459,9 @@ fn mutated(source: &str, seed: u64) -> String {
         if places.is_empty() {
             continue;
         }
-        let at = r.pick(&places);
+        let start = r.pick(&places);
         // Slices and rows that are read keep their positions.
-        let line = source[..at].rfind('\n').map_or(0, |n| n + 1);
+        let line = source[..start].rfind('\n').map_or(0, |n| n + 1);
         if source[line..]
             .lines()
             .next()
@@ -468,7 +469,7 @@ fn mutated(source: &str, seed: u64) -> String {
         {
             continue;
         }
-        out = format!("{}{to}{}", &source[..at], &source[at + from.len()..]);
+        out = format!("{}{to}{}", &source[..start], &source[start + from.len()..]);
         break;
     }
     out

@@ -52,15 +52,15 @@ fn lower_for_machine(canonical: &Graph, machine: &str) -> Graph {
 
 #[test]
 fn a_model_and_its_decomposed_form_are_the_same() {
-    let whole = canonicalize(&program("hf_llama_tp2", 2)).unwrap().0;
-    let parts = canonicalize(&program("hf_llama_tp2_core", 2)).unwrap().0;
-    for graph in [&whole, &parts] {
+    let fused = canonicalize(&program("hf_llama_tp2", 2)).unwrap().0;
+    let decomposed = canonicalize(&program("hf_llama_tp2_core", 2)).unwrap().0;
+    for graph in [&fused, &decomposed] {
         assert_eq!((count(graph, "rms_norm"), count(graph, "silu"), count(graph, "attention")), (5, 2, 2));
         assert!(attention_is_causal(graph));
         assert_eq!(count(graph, "expand") + count(graph, "select") + count(graph, "index"), 0);
     }
     let ops = |g: &Graph| g.nodes.values().map(|n| n.op.clone()).collect::<Vec<_>>();
-    assert_eq!(ops(&whole), ops(&parts));
+    assert_eq!(ops(&fused), ops(&decomposed));
 }
 
 #[test]
@@ -86,8 +86,8 @@ fn values_are_kept() {
 fn onnx_model_is_recognised_with_equal_values() {
     let source = gpt();
     let canonical = canonicalize(&source).unwrap().0;
-    let found = ["layer_norm", "attention", "gelu", "softmax"].map(|op| count(&canonical, op));
-    assert_eq!(found, [5, 2, 2, 0]);
+    let counts = ["layer_norm", "attention", "gelu", "softmax"].map(|op| count(&canonical, op));
+    assert_eq!(counts, [5, 2, 2, 0]);
     for machine in ["host", "h200x2"] {
         let out = lower_for_machine(&canonical, machine);
         let worst = difference(&source, &out, &bindings(&out, 3), 5);
@@ -99,8 +99,8 @@ fn onnx_model_is_recognised_with_equal_values() {
 fn a_large_model_is_recognised_and_solved_once() {
     let source = program("llama70b_tp8_graph", 8);
     let canonical = canonicalize(&source).unwrap().0;
-    let all = |g: &Graph| ["rms_norm", "attention", "silu", "all_reduce"].map(|op| count(g, op));
-    assert_eq!(all(&canonical), [161, 80, 80, 160]);
+    let op_counts = |g: &Graph| ["rms_norm", "attention", "silu", "all_reduce"].map(|op| count(g, op));
+    assert_eq!(op_counts(&canonical), [161, 80, 80, 160]);
     assert!(attention_is_causal(&canonical));
     let out = lower_for_machine(&canonical, "h200x8");
     assert!(out.nodes.values().filter_map(|n| n.op.as_collective()).all(|c| c.variant.is_some()));

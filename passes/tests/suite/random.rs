@@ -29,7 +29,7 @@ fn grow_program(choices: &[u16]) -> Graph {
     let mut c = GrowthChoices(choices.iter());
     let mut b = GraphBuilder::new("random", Some(2));
     let t = b.symbol("t", 1, 6);
-    let all = b.group("all", GroupMembers::World);
+    let world = b.group("all", GroupMembers::World);
     let ty = |dtype, shape: Vec<Dim>| TensorType::new(dtype, shape);
     let mut values = vec![
         b.input(InputKind::Argument, "f", "", ty(DType::F32, vec![t.into(), 4.into()]), None),
@@ -40,7 +40,7 @@ fn grow_program(choices: &[u16]) -> Graph {
         b.input(InputKind::Argument, "m", "", ty(DType::Bool, vec![2.into(), t.into()]), None),
     ];
     while c.0.len() > 0 {
-        if let Some(value) = node(&mut c, &mut b, &values, t, all)
+        if let Some(value) = node(&mut c, &mut b, &values, t, world)
             && b.graph().ty(value).bytes().upper_bound(&b.graph().symbols) <= 1 << 14
         {
             values.push(value);
@@ -50,8 +50,8 @@ fn grow_program(choices: &[u16]) -> Graph {
     for &v in values.iter().rev().take(3) {
         b.output(v);
     }
-    let more = values[c.below(values.len())];
-    b.output(more);
+    let extra = values[c.below(values.len())];
+    b.output(extra);
     b.finish()
 }
 
@@ -118,11 +118,11 @@ fn node(
             ]);
             let scalar = number(c);
             // Whole division by zero and powers of integers fail or overflow at run time.
-            let whole = matches!(op, BinaryOp::FloorDiv | BinaryOp::Pow) && !tx.dtype.is_float();
-            if whole && scalar.as_i64() < 1 {
+            let is_integral = matches!(op, BinaryOp::FloorDiv | BinaryOp::Pow) && !tx.dtype.is_float();
+            if is_integral && scalar.as_i64() < 1 {
                 return None;
             }
-            let scalar_left = c.below(3) == 0 && !whole;
+            let scalar_left = c.below(3) == 0 && !is_integral;
             b.op(name, Op::BinaryScalar { op, scalar, scalar_left }, &[x])
         }
         8 => {

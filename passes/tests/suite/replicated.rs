@@ -90,11 +90,11 @@ impl CollectiveSweep {
     fn nested(&mut self, x: ValueId) {
         let (pairs, last) = (self.groups.clone(), DType::Bool);
         for (outer, inner) in pairs.iter().flat_map(|&a| pairs.iter().map(move |&b| (a, b))) {
-            let mut all = vec![CollectiveKind::AllGather];
+            let mut kinds = vec![CollectiveKind::AllGather];
             if self.dtype != last {
-                all.extend(CollectiveReduceOp::ALL.iter().map(|&op| CollectiveKind::AllReduce(op)));
+                kinds.extend(CollectiveReduceOp::ALL.iter().map(|&op| CollectiveKind::AllReduce(op)));
             }
-            for kind in all {
+            for kind in kinds {
                 let first = self.collective(kind.clone(), inner, x);
                 let own =
                     self.builder.op("own", Op::Shard { axis: 0, group: outer }, &[first]).expect("divisible");
@@ -110,10 +110,14 @@ impl CollectiveSweep {
 fn inputs(ranks: u32, dtype: DType, n: usize) -> Vec<Vec<Arc<Tensor>>> {
     let special = specials(dtype);
     let of_rank = |rank: usize| {
-        let at = |i: usize| special[(i * (rank + 1) + rank * 5) % special.len()];
+        let element = |i: usize| special[(i * (rank + 1) + rank * 5) % special.len()];
         let tensor = match dtype.is_float() {
-            true => Tensor::from_f64(dtype, vec![n], &(0..n).map(|i| at(i).as_f64()).collect::<Vec<_>>()),
-            false => Tensor::from_i64(dtype, vec![n], &(0..n).map(|i| at(i).as_i64()).collect::<Vec<_>>()),
+            true => {
+                Tensor::from_f64(dtype, vec![n], &(0..n).map(|i| element(i).as_f64()).collect::<Vec<_>>())
+            }
+            false => {
+                Tensor::from_i64(dtype, vec![n], &(0..n).map(|i| element(i).as_i64()).collect::<Vec<_>>())
+            }
         };
         vec![Arc::new(tensor.expect("it has these elements"))]
     };
@@ -127,7 +131,7 @@ fn check(source: &Graph, ranks: u32, dtype: DType, n: usize) -> usize {
     let run = |graph: &Graph| interp::run(graph, &SymbolBindings::new(), &inputs).expect("it runs");
     for (rank, (expected, found)) in run(source).iter().zip(run(&out)).enumerate() {
         for (i, (expected, found)) in expected.iter().zip(&found).enumerate() {
-            let same = |k: usize| match dtype.is_float() {
+            let is_same = |k: usize| match dtype.is_float() {
                 true => {
                     let (a, b) = (expected.get_f64(k), found.get_f64(k));
                     a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
@@ -136,7 +140,7 @@ fn check(source: &Graph, ranks: u32, dtype: DType, n: usize) -> usize {
             };
             let name = source.value_name(source.outputs[i].value);
             assert_eq!(expected.shape(), found.shape(), "{dtype}, {ranks} ranks, rank {rank}: %{name}");
-            let wrong = (0..expected.numel()).find(|&k| !same(k));
+            let wrong = (0..expected.numel()).find(|&k| !is_same(k));
             assert_eq!(
                 wrong.map(|k| (expected.element_text(k), found.element_text(k))),
                 None,

@@ -157,9 +157,9 @@ impl RotaryWriter<'_> {
             } else {
                 (self.mul(b, sa), self.mul(b, cb))
             };
-            let left = self.op(add(fault != RotaryFault::Sign), &[aa, ab]);
+            let first_sum = self.op(add(fault != RotaryFault::Sign), &[aa, ab]);
             let right = self.op(add(fault == RotaryFault::Difference), &[ba, bb]);
-            return self.pairs([left, right]);
+            return self.pairs([first_sum, right]);
         }
         let numbers = |w: &mut Self, v: ValueId| if w.form.by_pair { w.pairs([v, v]) } else { v };
         let (cos, sin) = (numbers(self, cos), numbers(self, sin));
@@ -194,29 +194,29 @@ fn program(form: &RotaryForm) -> Graph {
     let mut b = GraphBuilder::new("rotary", Some(1));
     let t = b.symbol("t", 1, 5);
     let (turned, kept) = (2 * form.half, 2 * form.half + form.rest);
-    let all = form.first + kept;
+    let width = form.first + kept;
     let n = |n: i64| Dim::from(n);
     let mut arg = |name: &str, dtype, shape: Vec<Dim>| {
         b.input(InputKind::Argument, name, "", TensorType::new(dtype, shape), None)
     };
-    let flat = arg("x", form.dtype, vec![Dim::from(t), n(form.heads * all)]);
-    let other = arg("other", form.numbers, vec![n(form.heads), Dim::from(t), n(turned)]);
+    let flat = arg("x", form.dtype, vec![Dim::from(t), n(form.heads * width)]);
+    let unrelated = arg("other", form.numbers, vec![n(form.heads), Dim::from(t), n(turned)]);
     let angles = if form.by_pair { form.half } else { turned };
     let numbers = ["cos", "sin"].map(|name| arg(name, form.numbers, vec![Dim::from(t), n(angles)]));
     let mut w = RotaryWriter { b, form };
-    let rows = w.b.reshape("v", flat, vec![Dim::from(t), n(form.heads), n(all)]).unwrap();
+    let rows = w.b.reshape("v", flat, vec![Dim::from(t), n(form.heads), n(width)]).unwrap();
     let x = w.op(Op::Permute { perm: vec![1, 0, 2] }, &[rows]);
-    let mut part = w.part(x, form.first, 1, turned);
+    let mut rotated = w.part(x, form.first, 1, turned);
     if form.numbers != form.dtype {
-        part = w.cast(part, form.numbers);
+        rotated = w.cast(rotated, form.numbers);
     }
-    let mut y = w.turned(part, numbers, other);
+    let mut y = w.turned(rotated, numbers, unrelated);
     if form.numbers != form.dtype {
         y = w.cast(y, form.dtype);
     }
     if form.rest > 0 {
-        let rest = w.part(x, form.first + turned, 1, form.rest);
-        y = w.op(Op::Concat { axis: 2 }, &[y, rest]);
+        let tail = w.part(x, form.first + turned, 1, form.rest);
+        y = w.op(Op::Concat { axis: 2 }, &[y, tail]);
     }
     w.b.output(y);
     w.b.finish()
@@ -233,8 +233,8 @@ fn found(form: &RotaryForm) -> (usize, usize) {
     let count = |f: fn(&Op) -> bool| canonical.nodes.values().filter(|node| f(&node.op)).count();
     let turned = count(|op| matches!(op, Op::RotaryEmbedding { .. }));
     // Slices take a part of a row, and are views.
-    let others = count(|op| !matches!(op, Op::RotaryEmbedding { .. }) && !op.is_view());
-    (turned, others)
+    let op_count = count(|op| !matches!(op, Op::RotaryEmbedding { .. }) && !op.is_view());
+    (turned, op_count)
 }
 
 #[test]

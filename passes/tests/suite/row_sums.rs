@@ -211,14 +211,14 @@ fn different_tables(
     last: i64,
 ) -> Vec<Vec<Arc<Tensor>>> {
     let ranks = 0..graph.ranks.unwrap();
-    let place = graph.inputs.values().position(|input| graph.value_name(input.value) == name).unwrap();
+    let position = graph.inputs.values().position(|input| graph.value_name(input.value) == name).unwrap();
     let of_rank = |rank: u32| {
         let mut inputs = seeded_inputs(graph, bindings, &SeedConfig::new(5), rank).unwrap();
-        let shape = inputs[place].shape().to_vec();
+        let shape = inputs[position].shape().to_vec();
         let mut r = SplitMix(u64::from(rank));
         let elements: Vec<i64> =
             (0..shape.iter().product()).map(|_| r.below(last as usize + 2) as i64 - 1).collect();
-        inputs[place] = Arc::new(Tensor::from_i64(DType::I64, shape, &elements).unwrap());
+        inputs[position] = Arc::new(Tensor::from_i64(DType::I64, shape, &elements).unwrap());
         inputs
     };
     ranks.map(of_rank).collect()
@@ -237,11 +237,11 @@ fn ranks_may_have_different_tables() {
         assert_eq!(count(&program, &CollectiveKind::ReduceRows), 1, "{what}");
         let bindings = bindings(&graph, 2);
         // There are 32 experts, and as many rows as slots.
-        let last = if rows == RowsOrigin::RouteOfArgument { 31 } else { 2 * 3 * 16 - 1 };
-        let inputs = different_tables(&graph, table, &bindings, last);
+        let last_row = if rows == RowsOrigin::RouteOfArgument { 31 } else { 2 * 3 * 16 - 1 };
+        let inputs = different_tables(&graph, table, &bindings, last_row);
         let expected = interp::run(&graph, &bindings, &inputs).unwrap();
-        let found = interp::run(&program, &bindings, &inputs).unwrap();
-        for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        let actual = interp::run(&program, &bindings, &inputs).unwrap();
+        for (rank, (found, expected)) in actual.iter().zip(&expected).enumerate() {
             assert_eq!(found[0].data(), expected[0].data(), "{what}, rank {rank}");
         }
     }

@@ -70,12 +70,12 @@ fn prelude(spelling: &str, dtype: &str, (ranks, members, n): (u32, &str, i64)) -
     writeln!(out, "arg %u: i32[{}]", extent_list(&shape(spelling, 1))).unwrap();
     let name = if spelling == "rows" { "v" } else { "g" };
     writeln!(out, "%{name}: {dtype}[{rows}, {tail}] = all_gather %x group=@g").unwrap();
-    let all = n * s;
+    let total = n * s;
     match spelling {
         "permuted" => {
             writeln!(out, "%h: {dtype}[{n}, {b}, {s}] = reshape %g").unwrap();
             writeln!(out, "%i: {dtype}[{b}, {n}, {s}] = permute %h perm=[1, 0, 2]").unwrap();
-            writeln!(out, "%v: {dtype}[{b}, {all}] = reshape %i").unwrap();
+            writeln!(out, "%v: {dtype}[{b}, {total}] = reshape %i").unwrap();
         }
         "slices" | "stacked" => {
             let is_stacked = spelling == "stacked";
@@ -91,15 +91,15 @@ fn prelude(spelling: &str, dtype: &str, (ranks, members, n): (u32, &str, i64)) -
                     writeln!(out, "%p{i}: {dtype}[{b}, {s}] = slice %g axis=0 start={start} step=1").unwrap();
                 }
             }
-            let parts = (0..n).map(|i| format!("%p{i}")).collect::<Vec<_>>().join(", ");
-            writeln!(out, "%v: {dtype}[{b}, {all}] = concat {parts} axis=1").unwrap();
+            let pieces = (0..n).map(|i| format!("%p{i}")).collect::<Vec<_>>().join(", ");
+            writeln!(out, "%v: {dtype}[{b}, {total}] = concat {pieces} axis=1").unwrap();
         }
         "three axes" => {
             writeln!(out, "%h: {dtype}[{n}, 2, {b}, {s}] = reshape %g").unwrap();
             writeln!(out, "%i: {dtype}[2, {b}, {n}, {s}] = permute %h perm=[1, 2, 0, 3]").unwrap();
-            writeln!(out, "%v: {dtype}[2, {b}, {all}] = reshape %i").unwrap();
+            writeln!(out, "%v: {dtype}[2, {b}, {total}] = reshape %i").unwrap();
         }
-        "transposed" => writeln!(out, "%v: {dtype}[{b}, {all}] = permute %g perm=[1, 0]").unwrap(),
+        "transposed" => writeln!(out, "%v: {dtype}[{b}, {total}] = permute %g perm=[1, 0]").unwrap(),
         _ => {}
     }
     out
@@ -272,29 +272,29 @@ fn program(
     let name = dtype.name();
     let sum = if dtype.is_float() { name } else { "i64" };
     let (rank, axis) = axes_of(spelling);
-    let all = EXTENT * group.2;
-    let of = |dtype: &str, extent: i64| format!("{dtype}[{}]", extent_list(&shape(spelling, extent)));
+    let total = EXTENT * group.2;
+    let ty = |dtype: &str, extent: i64| format!("{dtype}[{}]", extent_list(&shape(spelling, extent)));
     let mut out = prelude(spelling, name, group);
     let mut row = vec![1; rank];
-    row[axis] = all;
+    row[axis] = total;
     for line in reader.lines {
         let mut line = line
             .replace("R[bool]", &format!("bool[{}]", extent_list(&row)))
-            .replace("[N]", &format!("[{all}]"));
+            .replace("[N]", &format!("[{total}]"));
         for dtype in ["D", "f32"] {
-            line = line.replace(&format!("V[{dtype}]"), &of(dtype, all));
+            line = line.replace(&format!("V[{dtype}]"), &ty(dtype, total));
         }
         for dtype in ["D", "S", "i64", "f32", "bool"] {
             for extent in 1..=4 {
-                line = line.replace(&format!("K[{dtype}, {extent}]"), &of(dtype, extent));
+                line = line.replace(&format!("K[{dtype}, {extent}]"), &ty(dtype, extent));
             }
             for cropped in [2, 5] {
-                line = line.replace(&format!("W[{dtype}, {cropped}]"), &of(dtype, all - cropped));
+                line = line.replace(&format!("W[{dtype}, {cropped}]"), &ty(dtype, total - cropped));
             }
         }
-        let mut others = shape(spelling, 1);
-        others.remove(axis);
-        line = line.replace("P[D, 3]", &of("D", 3)).replace("Q[D]", &format!("D[{}]", extent_list(&others)));
+        let mut outer = shape(spelling, 1);
+        outer.remove(axis);
+        line = line.replace("P[D, 3]", &ty("D", 3)).replace("Q[D]", &format!("D[{}]", extent_list(&outer)));
         let axes = (0..rank).map(|a| a.to_string()).collect::<Vec<_>>().join(", ");
         line = line.replace("ALL", &axes).replace("axis=A", &format!("axis={axis}"));
         line = line.replace("[A]", &format!("[{axis}]"));
@@ -410,24 +410,25 @@ fn communicated(graph: &Graph) -> i64 {
 /// Runs one reader of one spelling on all draws.
 fn check(spelling: &str, dtype: DType, group: (u32, &'static str, i64), reader: &GatherReader) -> bool {
     let Some(source) = program(spelling, dtype, group, reader) else { return false };
-    let at = format!("{} of {} {spelling} in {}", reader.name, dtype.name(), group.1);
-    let found = reduce_shards_that_save(&source, 0).unwrap_or_else(|| panic!("{at}: nothing changed"));
-    symmc_ir::verify::verify(&found).unwrap_or_else(|e| panic!("{at}: {}\n{}", e[0], text::print(&found)));
-    assert!(communicated(&found) < communicated(&source), "{at}: {}", text::print(&found));
-    let canonical = canonicalize(&found).unwrap().0;
-    let is_gathered = |n: &symmc_ir::Node| n.inputs.iter().any(|&v| source_gather(&found, v));
-    assert!(!found.nodes.values().any(is_gathered), "{at}: the shard is still gathered");
+    let label = format!("{} of {} {spelling} in {}", reader.name, dtype.name(), group.1);
+    let reduced = reduce_shards_that_save(&source, 0).unwrap_or_else(|| panic!("{label}: nothing changed"));
+    symmc_ir::verify::verify(&reduced)
+        .unwrap_or_else(|e| panic!("{label}: {}\n{}", e[0], text::print(&reduced)));
+    assert!(communicated(&reduced) < communicated(&source), "{label}: {}", text::print(&reduced));
+    let canonical = canonicalize(&reduced).unwrap().0;
+    let is_gathered = |n: &symmc_ir::Node| n.inputs.iter().any(|&v| source_gather(&reduced, v));
+    assert!(!reduced.nodes.values().any(is_gathered), "{label}: the shard is still gathered");
     let mut random = SplitMix(dtype as u64 * 31 + group.2 as u64);
     for draw in DRAWS {
         let positions = EXTENT * group.2 - 5;
         let inputs = inputs(&source, draw, positions, &mut random);
         let expected = interp::run(&source, &SymbolBindings::new(), &inputs).unwrap();
-        for graph in [&found, &canonical] {
+        for graph in [&reduced, &canonical] {
             let results = interp::run(graph, &SymbolBindings::new(), &inputs).unwrap();
             for (x, y) in results.iter().flatten().zip(expected.iter().flatten()) {
                 let allowed =
                     if reader.sums && y.dtype().is_float() { tolerance(y.dtype(), group.2) } else { 0.0 };
-                compare(x, y, allowed, &format!("{at}, {draw:?}"));
+                compare(x, y, allowed, &format!("{label}, {draw:?}"));
             }
         }
     }
@@ -561,17 +562,18 @@ fn positions_outside_of_the_axis_stay_errors() {
     ] {
         let reader = READERS.iter().find(|r| r.name == name).unwrap();
         let source = program("permuted", DType::F32, group, reader).unwrap();
-        let found = reduce_shards_that_save(&source, 0).unwrap();
+        let reduced = reduce_shards_that_save(&source, 0).unwrap();
         let input = source.inputs.values().position(|i| source.value_name(i.value) == input).unwrap();
         let cropped = if name.contains("window") { 5 } else { 0 };
         let extent = EXTENT * group.2 - cropped;
         for (index, fails) in [(-1, true), (extent, true), (extent - 1, false), (0, false)] {
             let mut inputs = inputs(&source, ElementDraw::Ties, 1, &mut SplitMix(1));
             let t = &inputs[1][input];
-            let last = t.numel() - 1;
-            let elements: Vec<i64> = (0..=last).map(|i| if i == last { index } else { 0 }).collect();
+            let last_element = t.numel() - 1;
+            let elements: Vec<i64> =
+                (0..=last_element).map(|i| if i == last_element { index } else { 0 }).collect();
             inputs[1][input] = Arc::new(Tensor::from_i64(DType::I64, t.shape(), &elements).unwrap());
-            for graph in [&source, &found] {
+            for graph in [&source, &reduced] {
                 let result = interp::run(graph, &SymbolBindings::new(), &inputs);
                 assert_eq!(result.is_err(), fails, "{name} at {index}");
             }

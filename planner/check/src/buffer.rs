@@ -31,8 +31,13 @@ pub fn check_declared_buffers(
             errors.push(CheckError::BufferOutside { bucket: index, buffer: i, arena, expected, found: end });
         }
         if b.offset % ALIGN != 0 {
-            let found = b.offset;
-            errors.push(CheckError::BufferMisaligned { bucket: index, buffer: i, expected: ALIGN, found });
+            let offset = b.offset;
+            errors.push(CheckError::BufferMisaligned {
+                bucket: index,
+                buffer: i,
+                expected: ALIGN,
+                found: offset,
+            });
         }
         if b.first >= steps || b.last >= steps {
             let Buffer { first, last, .. } = *b;
@@ -81,7 +86,7 @@ fn lifetime_events(bucket: &Bucket, arena: ArenaKind) -> Vec<(usize, bool, usize
 /// A buffer that overlaps is reported and not added, so that this stays true.
 fn check_live_overlaps(index: usize, bucket: &Bucket, arena: ArenaKind, errors: &mut Findings) {
     let mut alive: BTreeMap<u64, usize> = BTreeMap::new();
-    let mut known: HashSet<(usize, usize)> = HashSet::new();
+    let mut reported: HashSet<(usize, usize)> = HashSet::new();
     for (_, ends, i) in lifetime_events(bucket, arena) {
         let b = &bucket.buffers[i];
         if b.size == 0 {
@@ -104,7 +109,7 @@ fn check_live_overlaps(index: usize, bucket: &Bucket, arena: ArenaKind, errors: 
             Some(j) if j != i => {
                 let first = i.min(j);
                 let second = i.max(j);
-                if known.insert((first, second)) {
+                if reported.insert((first, second)) {
                     errors.push(CheckError::BuffersOverlap { bucket: index, first, second });
                 }
             }
@@ -174,19 +179,19 @@ pub fn check_totals(plan: &Plan, schedule: &BucketSchedule<'_>, errors: &mut Fin
         barrier_bytes: bucket.totals.barrier_bytes,
         workspace: bucket.totals.workspace,
     };
-    let found = &bucket.totals;
-    for (total, expected, found) in [
-        ("ordinary_peak", expected.ordinary_peak, found.ordinary_peak),
-        ("ordinary_bound", expected.ordinary_bound, found.ordinary_bound),
-        ("symmetric_peak", expected.symmetric_peak, found.symmetric_peak),
-        ("symmetric_bound", expected.symmetric_bound, found.symmetric_bound),
-        ("copies", expected.copies, found.copies),
-        ("copied", expected.copied, found.copied),
-        ("barriers_dropped", expected.barriers_dropped, found.barriers_dropped),
-        ("barriers_kept", expected.barriers_kept, found.barriers_kept),
+    let totals = &bucket.totals;
+    for (total, expected, actual) in [
+        ("ordinary_peak", expected.ordinary_peak, totals.ordinary_peak),
+        ("ordinary_bound", expected.ordinary_bound, totals.ordinary_bound),
+        ("symmetric_peak", expected.symmetric_peak, totals.symmetric_peak),
+        ("symmetric_bound", expected.symmetric_bound, totals.symmetric_bound),
+        ("copies", expected.copies, totals.copies),
+        ("copied", expected.copied, totals.copied),
+        ("barriers_dropped", expected.barriers_dropped, totals.barriers_dropped),
+        ("barriers_kept", expected.barriers_kept, totals.barriers_kept),
     ] {
-        if expected != found {
-            errors.push(CheckError::Total { bucket: schedule.index, total, expected, found });
+        if expected != actual {
+            errors.push(CheckError::Total { bucket: schedule.index, total, expected, found: actual });
         }
     }
 }
@@ -219,10 +224,10 @@ pub fn check_decisions(schedule: &BucketSchedule<'_>, sources: &HashSet<&str>, e
     let bucket = schedule.index;
     let mut count: BTreeMap<&str, usize> = BTreeMap::new();
     for d in &schedule.bucket.decisions {
-        let mut unknown = |found: &String| {
+        let mut unknown = |node: &String| {
             let collective = d.collective.clone();
-            let found = found.clone();
-            errors.push(CheckError::DecisionNode { bucket, collective, found });
+            let node = node.clone();
+            errors.push(CheckError::DecisionNode { bucket, collective, found: node });
         };
         if !is_named_after(sources, &d.collective) {
             unknown(&d.collective);
@@ -238,18 +243,18 @@ pub fn check_decisions(schedule: &BucketSchedule<'_>, sources: &HashSet<&str>, e
             for (what, us) in times.into_iter().filter(|(_, us)| !us.is_finite() || *us < 0.0) {
                 let collective = d.collective.clone();
                 let alternative = a.name.clone();
-                let found = us.to_string();
-                errors.push(CheckError::DecisionTime { bucket, collective, alternative, what, found });
+                let time = us.to_string();
+                errors.push(CheckError::DecisionTime { bucket, collective, alternative, what, found: time });
             }
         }
         if d.alternatives.iter().all(|a| a.name != d.chosen) {
             let collective = d.collective.clone();
-            let found = d.chosen.clone();
-            errors.push(CheckError::DecisionChosen { bucket, collective, found });
+            let chosen = d.chosen.clone();
+            errors.push(CheckError::DecisionChosen { bucket, collective, found: chosen });
         }
     }
-    for (node, found) in count.into_iter().filter(|(_, n)| *n > 1) {
-        errors.push(CheckError::DecisionTwice { bucket, node: node.to_string(), found });
+    for (node, occurrences) in count.into_iter().filter(|(_, n)| *n > 1) {
+        errors.push(CheckError::DecisionTwice { bucket, node: node.to_string(), found: occurrences });
     }
 }
 
@@ -264,7 +269,7 @@ fn is_named_after(sources: &HashSet<&str>, name: &str) -> bool {
 pub fn check_copies(schedule: &BucketSchedule<'_>, errors: &mut Findings) {
     let program = schedule.program;
     let graph = &schedule.program.graph;
-    let mut seen = BTreeSet::new();
+    let mut listed = BTreeSet::new();
     for copy in &schedule.bucket.copies {
         let mut differs = |what: &'static str, expected: String, found: String| {
             if expected != found {
@@ -280,11 +285,11 @@ pub fn check_copies(schedule: &BucketSchedule<'_>, errors: &mut Findings) {
             differs("the op", "copy".into(), "missing or another op".into());
             continue;
         };
-        if !seen.insert(value) {
+        if !listed.insert(value) {
             differs("the number of entries", "1".into(), "2".into());
         }
-        let of = node.inputs.first().map_or("", |&v| graph.value_name(v));
-        differs("the operand", format!("%{of}"), format!("%{}", copy.of));
+        let operand = node.inputs.first().map_or("", |&v| graph.value_name(v));
+        differs("the operand", format!("%{operand}"), format!("%{}", copy.of));
         let bytes = graph.ty(value).bytes().upper_bound(&schedule.symbols);
         differs("the number of bytes", bytes.to_string(), copy.bytes.to_string());
         if let Some(bind) = copy.bind.filter(|&b| b >= graph.inputs.len()) {

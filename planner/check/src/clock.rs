@@ -75,9 +75,9 @@ struct KnownClock<'a> {
 impl AccessStart<'_> {
     /// Whether this lane of this rank is known to have reached `tick`.
     pub fn knows(&self, rank: usize, lane: usize, tick: u32) -> bool {
-        self.0.iter().all(|known| {
-            let own = known.own.filter(|(r, _)| *r == rank).map_or(0, |(_, own)| own[lane]);
-            own >= tick || known.shared[rank * LANE_COUNT + lane] >= tick
+        self.0.iter().all(|clock| {
+            let own = clock.own.filter(|(r, _)| *r == rank).map_or(0, |(_, own)| own[lane]);
+            own >= tick || clock.shared[rank * LANE_COUNT + lane] >= tick
         })
     }
 }
@@ -158,8 +158,9 @@ impl VectorClocks {
         self.kept.clear();
         let mut joins = JoinCache::default();
         for lanes in self.now.chunks_mut(LANE_COUNT) {
-            let shared =
-                lanes[1..].iter().fold(lanes[0].shared.clone(), |all, l| joins.join_clocks(&all, &l.shared));
+            let shared = lanes[1..]
+                .iter()
+                .fold(lanes[0].shared.clone(), |joined, l| joins.join_clocks(&joined, &l.shared));
             lanes.fill(LaneClock { shared, own: [self.base; LANE_COUNT] });
         }
     }
@@ -174,10 +175,10 @@ impl VectorClocks {
         faults: &mut Vec<OrderFault>,
     ) {
         for wait in &step.waits {
-            let Some(kept) = self.kept.get(wait) else { continue };
+            let Some(kept_clocks) = self.kept.get(wait) else { continue };
             let mut joins = JoinCache::default();
-            for (rank, kept) in kept.iter().enumerate() {
-                self.now[rank * LANE_COUNT + step.lane].join(kept, &mut joins);
+            for (rank, clock) in kept_clocks.iter().enumerate() {
+                self.now[rank * LANE_COUNT + step.lane].join(clock, &mut joins);
             }
         }
         let Some(sync) = step.sync else { return };
@@ -191,14 +192,14 @@ impl VectorClocks {
     fn meet_in_cells(&mut self, cells: &[Vec<usize>], lane: usize) -> RendezvousClocks {
         // Cells whose ranks have the same shared clocks differ only in the ticks of their own lanes. The join of the
         // shared clocks is therefore computed once for each set of shared clocks.
-        let mut known: HashMap<Vec<*const u32>, Arc<[u32]>> = HashMap::new();
+        let mut cache: HashMap<Vec<*const u32>, Arc<[u32]>> = HashMap::new();
         let mut met = Vec::with_capacity(cells.len());
         for cell in cells {
             let mut clocks: Vec<&Arc<[u32]>> =
                 cell.iter().map(|&r| &self.lane_clock(r, lane).shared).collect();
             clocks.sort_unstable_by_key(|c| c.as_ptr());
             clocks.dedup_by_key(|c| c.as_ptr());
-            let joined = known.entry(clocks.iter().map(|c| c.as_ptr()).collect()).or_insert_with(|| {
+            let joined = cache.entry(clocks.iter().map(|c| c.as_ptr()).collect()).or_insert_with(|| {
                 let mut joined = clocks.first().map_or_else(Vec::new, |c| c.to_vec());
                 clocks.iter().skip(1).for_each(|c| raise(&mut joined, c));
                 joined.into()
@@ -420,8 +421,8 @@ impl JoinCache {
         if Arc::ptr_eq(a, b) {
             return a.clone();
         }
-        let known = self.0.entry((a.as_ptr(), b.as_ptr()));
-        let [joined, ..] = known.or_insert_with(|| {
+        let entry = self.0.entry((a.as_ptr(), b.as_ptr()));
+        let [joined, ..] = entry.or_insert_with(|| {
             let joined = if is_at_least(a, b) {
                 a.clone()
             } else if is_at_least(b, a) {
@@ -511,8 +512,8 @@ pub(super) mod tests {
         // A variant that pushes into landing zones and does not meet.
         let silent = [step(1, &[], Some(StepSync { meets: SyncScope::Nobody, ..LL_SYNC }))];
         assert_eq!(faults(&silent, 2, &ranks).len(), 0);
-        let found = faults(&silent, 3, &ranks);
-        assert!(matches!(found[..], [OrderFault::Landing(PastStep { step: 0, .. })]));
+        let order_faults = faults(&silent, 3, &ranks);
+        assert!(matches!(order_faults[..], [OrderFault::Landing(PastStep { step: 0, .. })]));
         // In one run, with a rendezvous in between.
         let rendezvous = step(1, &[], Some(StepSync { landing: false, ..LL_SYNC }));
         let mixed = [silent[0].clone(), silent[0].clone(), rendezvous];
@@ -541,11 +542,11 @@ pub(super) mod tests {
         for (i, s) in steps.iter().enumerate() {
             clocks.arrive(s, 0, i, &ranks, &mut faults);
             clocks.complete(s, i, &ranks, false);
-            let known = (0..4).map(|rank| {
+            let known_ranks = (0..4).map(|rank| {
                 let arrived = (0..4).filter(|&other| clocks.now(rank, 1).knows(other, 1, start));
                 arrived.collect::<Vec<usize>>()
             });
-            knows.push(known.collect::<Vec<_>>());
+            knows.push(known_ranks.collect::<Vec<_>>());
         }
         assert_eq!(knows[0], [vec![0, 1], vec![0, 1], vec![2], vec![3]]);
         // Rank 2 learns of rank 0 through rank 1; rank 0 does not learn of rank 2.

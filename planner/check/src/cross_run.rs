@@ -62,8 +62,8 @@ impl CrossRunConflicts {
     /// `complete`, reads of bytes that no run writes, and writes of bytes that no run accesses.
     pub fn retain_conflicts(&self, memory: &mut AccessHistory, complete: impl Fn(&AccessRecord) -> bool) {
         memory.keep_accesses(|space, bytes, record| {
-            let others = if record.write { &self.touched } else { &self.written };
-            !complete(record) && others.get(&space).is_some_and(|o| o.overlaps(bytes))
+            let conflicting = if record.write { &self.touched } else { &self.written };
+            !complete(record) && conflicting.get(&space).is_some_and(|o| o.overlaps(bytes))
         });
     }
 }

@@ -40,7 +40,7 @@ impl fmt::Display for AccessMoment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             AccessMoment::Start { bucket } => write!(f, "the start of a run of bucket {bucket}"),
-            AccessMoment::Step(at) => write!(f, "{at}"),
+            AccessMoment::Step(step) => write!(f, "{step}"),
             AccessMoment::End { bucket } => write!(f, "the end of a run of bucket {bucket}"),
         }
     }

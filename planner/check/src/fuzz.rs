@@ -10,9 +10,9 @@ pub fn check(data: &[u8]) {
     match Plan::from_json(text) {
         Ok(plan) => {
             let written = plan.to_json();
-            let again =
+            let reparsed =
                 Plan::from_json(&written).unwrap_or_else(|e| panic!("a written plan does not read: {e}"));
-            assert_eq!(written, again.to_json(), "a plan is written in two ways");
+            assert_eq!(written, reparsed.to_json(), "a plan is written in two ways");
             let _ = crate::check(&plan);
         }
         Err(error) => assert!(!error.to_string().is_empty()),

@@ -96,11 +96,11 @@ impl SymbolicRange {
 
 /// The symbols of two runs of one bucket: `symbols`, followed by a duplicate of each.
 fn duplicate_symbols(symbols: &SymbolTable) -> SymbolTable {
-    let mut both = symbols.clone();
+    let mut doubled = symbols.clone();
     for symbol in symbols.values() {
-        both.push(symbol.clone());
+        doubled.push(symbol.clone());
     }
-    both
+    doubled
 }
 
 /// Whether bounds of dims prove that two ranges of one memory are disjoint on every rank under every binding.
@@ -190,15 +190,15 @@ impl LocationResolver<'_> {
     fn location(
         &self,
         value: ValueId,
-        place: &ResolvedPlacement,
+        placement: &ResolvedPlacement,
         errors: &mut Findings,
     ) -> Option<ValueLocation> {
         let graph = &self.program.graph;
         let name = graph.value_name(value).to_string();
         let ty = graph.ty(value);
-        let (space, origin, size) = self.memory(value, &name, place.memory, errors)?;
-        let start = place.offset.clone();
-        let rank = place.by_rank.as_ref().map(|(group, stride)| self.rank_offset(*group, stride));
+        let (space, origin, size) = self.memory(value, &name, placement.memory, errors)?;
+        let start = placement.offset.clone();
+        let rank = placement.by_rank.as_ref().map(|(group, stride)| self.rank_offset(*group, stride));
         let mut low = start.bounds(self.symbols).0;
         let limit = i64::try_from(size).unwrap_or(i64::MAX);
         let mut high = match start.as_const() {
@@ -206,29 +206,29 @@ impl LocationResolver<'_> {
             None => (start.clone() + ty.bytes()).upper_bound(self.symbols),
         };
         if let Some(n) = &rank {
-            let last = n.stride.clone() * Dim::from(i64::from(n.size) - 1);
-            let (a, b) = last.bounds(self.symbols);
+            let last_offset = n.stride.clone() * Dim::from(i64::from(n.size) - 1);
+            let (a, b) = last_offset.bounds(self.symbols);
             low = low.saturating_add(a.min(0));
-            high = if start.as_const().is_some() && last.as_const().is_some() {
+            high = if start.as_const().is_some() && last_offset.as_const().is_some() {
                 high.saturating_add(b.max(0))
             } else {
-                high.max((start.clone() + ty.bytes() + last).upper_bound(self.symbols))
+                high.max((start.clone() + ty.bytes() + last_offset).upper_bound(self.symbols))
             };
         }
-        let memory = place.memory;
+        let memory = placement.memory;
         if low < 0 || high > limit || !self.within_output(value, memory, &start, &rank) {
             let bucket = self.index;
             errors.push(CheckError::PlaceOutside { bucket, value: name, memory, low, high, size });
             return None;
         }
         let element = ty.dtype.size() as i64;
-        for found in [Some(&start), rank.as_ref().map(|n| &n.stride)].into_iter().flatten() {
-            if !found.is_divisible_by(element) {
+        for dim in [Some(&start), rank.as_ref().map(|n| &n.stride)].into_iter().flatten() {
+            if !dim.is_divisible_by(element) {
                 errors.push(CheckError::PlaceMisaligned {
                     bucket: self.index,
                     value: name.clone(),
                     expected: element as u64,
-                    found: found.display(self.symbols).to_string(),
+                    found: dim.display(self.symbols).to_string(),
                 });
                 return None;
             }
@@ -275,7 +275,7 @@ impl LocationResolver<'_> {
     ) -> Option<(Option<SpaceId>, u64, u64)> {
         let graph = &self.program.graph;
         let bucket = self.index;
-        let found = match memory {
+        let resolved = match memory {
             MemoryRef::Buffer(b) => self.bucket.buffers.get(b).map(|b| match b.arena {
                 ArenaKind::Ordinary => (Some(SpaceId::ORDINARY_ARENA), b.offset, b.size),
                 ArenaKind::Symmetric => (Some(SpaceId::SYMMETRIC_ARENA), b.offset, b.size),
@@ -288,7 +288,7 @@ impl LocationResolver<'_> {
                 graph.outputs.get(k).map(|o| (Some(SpaceId::output(k)), 0, self.max_size(o.value)))
             }
         };
-        if found.is_none() {
+        if resolved.is_none() {
             errors.push(CheckError::PlaceMemory { bucket, value: name.to_string(), found: memory });
             return None;
         }
@@ -298,7 +298,7 @@ impl LocationResolver<'_> {
             errors.push(CheckError::PlaceReadOnly { bucket, value: name.to_string(), found: memory });
             return None;
         }
-        found
+        resolved
     }
 
     fn max_size(&self, value: ValueId) -> u64 {
@@ -356,8 +356,8 @@ impl LocationResolver<'_> {
             let Some(location) = &locations[output.value] else { continue };
             let expected = MemoryRef::Output(k);
             if location.range.memory != expected || !starts_at_zero(location) {
-                let found = location.range.memory;
-                errors.push(CheckError::PlaceOfOutput { bucket, value, output: k, expected, found });
+                let memory = location.range.memory;
+                errors.push(CheckError::PlaceOfOutput { bucket, value, output: k, expected, found: memory });
             }
         }
     }

@@ -98,9 +98,9 @@ impl<T: Copy> LooseItem<T> {
 
     /// The same item for its bytes before a span and for those after it.
     fn remainder_outside(&self, span: &AccessSpan) -> impl Iterator<Item = Self> {
-        let parts = [(self.low, self.high.min(span.low)), (self.low.max(span.high), self.high)];
+        let remainders = [(self.low, self.high.min(span.low)), (self.low.max(span.high), self.high)];
         let item = self.item;
-        parts.into_iter().filter(|(low, high)| low < high).map(move |(low, high)| LooseItem {
+        remainders.into_iter().filter(|(low, high)| low < high).map(move |(low, high)| LooseItem {
             low,
             high,
             item,
@@ -131,7 +131,7 @@ impl AccessHistory {
         let history = self.spaces.entry(span.space).or_default();
         history.replace_loose(&span, accesses, judge);
         if first.write {
-            history.held.retain(|held| !(held.overlaps(&span) && overwrites(held.item)));
+            history.held.retain(|held_item| !(held_item.overlaps(&span) && overwrites(held_item.item)));
         }
         let space = &mut history.segments;
         if !span.simple {
@@ -249,7 +249,7 @@ fn range_mut(
     low: u64,
     high: u64,
 ) -> impl Iterator<Item = (&u64, &mut ByteSegment)> {
-    let from = space.range(..low).next_back().filter(|(_, p)| p.end > low).map_or(low, |(&at, _)| at);
+    let from = space.range(..low).next_back().filter(|(_, p)| p.end > low).map_or(low, |(&start, _)| start);
     space.range_mut(from..high)
 }
 
@@ -263,16 +263,16 @@ fn split_segment(space: &mut BTreeMap<u64, ByteSegment>, at: u64) {
 
 /// Inserts segments with an empty history for the bytes that no segment covers.
 fn fill_gaps(space: &mut BTreeMap<u64, ByteSegment>, low: u64, high: u64) {
-    let mut at = low;
+    let mut covered_to = low;
     let mut gaps: SmallVec<[(u64, u64); 4]> = SmallVec::new();
     for (&start, segment) in space.range(low..high) {
-        if start > at {
-            gaps.push((at, start));
+        if start > covered_to {
+            gaps.push((covered_to, start));
         }
-        at = segment.end;
+        covered_to = segment.end;
     }
-    if at < high {
-        gaps.push((at, high));
+    if covered_to < high {
+        gaps.push((covered_to, high));
     }
     for (start, end) in gaps {
         space.insert(start, ByteSegment { end, ..ByteSegment::default() });
@@ -282,22 +282,22 @@ fn fill_gaps(space: &mut BTreeMap<u64, ByteSegment>, low: u64, high: u64) {
 /// Merges adjacent segments with equal history. All bytes from `low` to `high` are covered by segments.
 fn merge_segments(space: &mut BTreeMap<u64, ByteSegment>, low: u64, high: u64) {
     let mut removed: SmallVec<[u64; 8]> = SmallVec::new();
-    let mut last: Option<(u64, &ByteSegment)> = None;
+    let mut previous: Option<(u64, &ByteSegment)> = None;
     let mut new_ends: SmallVec<[(u64, u64); 8]> = SmallVec::new();
     for (&start, segment) in space.range(low..high) {
-        match last {
-            Some((kept, s)) if s.records == segment.records && s.holds == segment.holds => {
+        match previous {
+            Some((kept_start, s)) if s.records == segment.records && s.holds == segment.holds => {
                 removed.push(start);
-                new_ends.push((kept, segment.end));
+                new_ends.push((kept_start, segment.end));
             }
-            _ => last = Some((start, segment)),
+            _ => previous = Some((start, segment)),
         }
     }
     for start in removed {
         space.remove(&start);
     }
-    for (kept, end) in new_ends {
-        if let Some(segment) = space.get_mut(&kept) {
+    for (kept_start, end) in new_ends {
+        if let Some(segment) = space.get_mut(&kept_start) {
             segment.end = end;
         }
     }

@@ -34,15 +34,15 @@ struct DistinctLocations {
 impl ValueOverlaps {
     pub fn new(locations: &EntityMap<ValueId, Option<ValueLocation>>, symbols: &SymbolTable) -> Self {
         let mut of_memory: Vec<Vec<ValueId>> = Vec::new();
-        let mut known: HashMap<MemoryRef, usize> = HashMap::new();
+        let mut index_of_memory: HashMap<MemoryRef, usize> = HashMap::new();
         for (v, location) in locations.iter().filter_map(|(v, location)| Some((v, location.as_ref()?))) {
-            let at = *known.entry(location.range.memory).or_insert(of_memory.len());
-            match of_memory.get_mut(at) {
+            let index = *index_of_memory.entry(location.range.memory).or_insert(of_memory.len());
+            match of_memory.get_mut(index) {
                 Some(values) => values.push(v),
                 None => of_memory.push(vec![v]),
             }
         }
-        let mut place = EntityMap::filled(None, locations.len());
+        let mut places = EntityMap::filled(None, locations.len());
         let mut memories = Vec::new();
         for values in of_memory {
             let in_memory: Vec<(ValueId, &ValueLocation)> =
@@ -55,15 +55,15 @@ impl ValueOverlaps {
             for (v, location) in in_memory {
                 let SymbolicRange { start, end, rank, .. } = &location.range;
                 let rank = rank.as_ref().map(|n| (n.group, &n.stride));
-                let at = *number.entry((start, end, rank)).or_insert(distinct.len());
-                if at == distinct.len() {
+                let position = *number.entry((start, end, rank)).or_insert(distinct.len());
+                if position == distinct.len() {
                     distinct.push(location);
                 }
-                place[v] = Some((memories.len(), at));
+                places[v] = Some((memories.len(), position));
             }
             memories.push(DistinctLocations::new(&distinct, symbols));
         }
-        ValueOverlaps { place, memories }
+        ValueOverlaps { place: places, memories }
     }
 
     /// Whether two values with these locations may share bytes.

@@ -77,9 +77,9 @@ pub fn read(plan: &Plan) -> Result<PlanPrograms, Findings> {
     if !errors.is_empty() {
         return Err(errors);
     }
-    let found = sha256_hex(plan.source.text.as_bytes());
-    if found != plan.source.hash {
-        errors.push(CheckError::SourceHash { expected: plan.source.hash.clone(), found });
+    let hash = sha256_hex(plan.source.text.as_bytes());
+    if hash != plan.source.hash {
+        errors.push(CheckError::SourceHash { expected: plan.source.hash.clone(), found: hash });
     }
     let Some((source, planned)) = parse_programs(plan, &mut errors) else { return Err(errors) };
     if source.ranks.is_some_and(|r| r != plan.ranks) {
@@ -91,8 +91,8 @@ pub fn read(plan: &Plan) -> Result<PlanPrograms, Findings> {
     }
     if source.name != plan.source.name {
         let expected = source.name.clone();
-        let found = plan.source.name.clone();
-        errors.push(CheckError::SourceName { expected, found });
+        let name = plan.source.name.clone();
+        errors.push(CheckError::SourceName { expected, found: name });
     }
     for (p, ParsedProgram { graph, .. }) in planned.iter().enumerate() {
         let program = ProgramId::Planned(p);
@@ -124,9 +124,10 @@ fn parse_programs(plan: &Plan, errors: &mut Findings) -> Option<(Graph, Vec<Pars
             Err(ProgramReadError::Text(error)) => {
                 errors.push(CheckError::Text { program, error: error.to_string() });
             }
-            Err(ProgramReadError::Invalid(found)) => {
-                let all = found.iter().map(|v| CheckError::Invalid { program, violation: v.to_string() });
-                errors.extend(all);
+            Err(ProgramReadError::Invalid(violations)) => {
+                let invalid =
+                    violations.iter().map(|v| CheckError::Invalid { program, violation: v.to_string() });
+                errors.extend(invalid);
             }
         }
     }
@@ -151,8 +152,12 @@ fn check_unused_programs(plan: &Plan, errors: &mut Findings) {
 fn check_text_lengths(plan: &Plan, errors: &mut Findings) {
     let mut check_length = |what: &dyn Fn() -> String, text: &str| {
         if text.len() > MAX_TEXT_BYTES {
-            let what = what();
-            errors.push(CheckError::TextTooLong { what, expected: MAX_TEXT_BYTES, found: text.len() });
+            let description = what();
+            errors.push(CheckError::TextTooLong {
+                what: description,
+                expected: MAX_TEXT_BYTES,
+                found: text.len(),
+            });
         }
     };
     check_length(&|| "the name of the machine".into(), &plan.machine);
@@ -162,8 +167,8 @@ fn check_text_lengths(plan: &Plan, errors: &mut Findings) {
         }
     }
     for (b, Bucket { places, decisions, .. }) in plan.buckets.iter().enumerate() {
-        for (value, place) in places.iter() {
-            check_length(&|| format!("the reason for the place of %{value} in bucket {b}"), &place.why);
+        for (value, placement) in places.iter() {
+            check_length(&|| format!("the reason for the place of %{value} in bucket {b}"), &placement.why);
         }
         for d in decisions {
             let names = d.alternatives.iter().map(|a| &a.name).chain(d.rules.iter().map(|r| &r.name));
@@ -217,7 +222,7 @@ fn collect_groups(
     ranks: u32,
     errors: &mut Findings,
 ) -> (Vec<PlanGroup>, HashMap<String, usize>, Vec<Vec<usize>>) {
-    let mut all: Vec<PlanGroup> = Vec::new();
+    let mut groups: Vec<PlanGroup> = Vec::new();
     let mut first: Vec<ProgramId> = Vec::new();
     let mut index: HashMap<String, usize> = HashMap::new();
     let mut of_program = Vec::with_capacity(planned.len());
@@ -225,27 +230,27 @@ fn collect_groups(
     for (program, graph) in [(ProgramId::Source, source)].into_iter().chain(graphs) {
         let mut of_group = Vec::with_capacity(graph.groups.len());
         for (id, group) in graph.groups.iter() {
-            let at = *index.entry(group.name.clone()).or_insert(all.len());
-            match all.get(at) {
+            let position = *index.entry(group.name.clone()).or_insert(groups.len());
+            match groups.get(position) {
                 None => {
                     let size = graph.group_size(id).unwrap_or(ranks);
-                    all.push(PlanGroup { name: group.name.clone(), members: group.members.clone(), size });
+                    groups.push(PlanGroup { name: group.name.clone(), members: group.members.clone(), size });
                     first.push(program);
                 }
-                Some(known) if !same_cells(&known.members, &group.members, ranks) => {
+                Some(existing) if !same_cells(&existing.members, &group.members, ranks) => {
                     let group = group.name.clone();
-                    let other = first[at];
-                    errors.push(CheckError::GroupMembers { program, group, other });
+                    let other_program = first[position];
+                    errors.push(CheckError::GroupMembers { program, group, other: other_program });
                 }
                 Some(_) => {}
             }
-            of_group.push(at);
+            of_group.push(position);
         }
         if program != ProgramId::Source {
             of_program.push(of_group);
         }
     }
-    (all, index, of_program)
+    (groups, index, of_program)
 }
 
 /// Whether two groups have the same cells in the same order. The group of all ranks may be written as `world` or
@@ -332,9 +337,9 @@ pub fn check_plan_level(plan: &Plan, programs: &PlanPrograms, errors: &mut Findi
         errors.push(CheckError::BucketsMissing { expected: 1, found: 0 });
     }
     let ArenaSizes { ordinary, symmetric } = plan.arenas;
-    for (arena, found) in [(ArenaKind::Ordinary, ordinary), (ArenaKind::Symmetric, symmetric)] {
-        if found > MAX_SIZE {
-            errors.push(CheckError::ArenaTooLarge { arena, expected: MAX_SIZE, found });
+    for (arena, bytes) in [(ArenaKind::Ordinary, ordinary), (ArenaKind::Symmetric, symmetric)] {
+        if bytes > MAX_SIZE {
+            errors.push(CheckError::ArenaTooLarge { arena, expected: MAX_SIZE, found: bytes });
         }
     }
     let inputs = programs.source.inputs.len();

@@ -170,9 +170,10 @@ fn check_range_overlaps(plan: &Plan, errors: &mut Findings) {
     // A bucket whose symbols differ from those of the first is skipped: another rule reports it.
     let mut ranges: Vec<(usize, Vec<[i64; 2]>)> = Vec::new();
     for (i, bucket) in plan.buckets.iter().enumerate() {
-        let known: Option<Vec<[i64; 2]>> = symbols.iter().map(|&s| bucket.symbols.get(s).copied()).collect();
-        if let Some(known) = known.filter(|_| bucket.symbols.len() == symbols.len()) {
-            ranges.push((i, known));
+        let bucket_ranges: Option<Vec<[i64; 2]>> =
+            symbols.iter().map(|&s| bucket.symbols.get(s).copied()).collect();
+        if let Some(bucket_ranges) = bucket_ranges.filter(|_| bucket.symbols.len() == symbols.len()) {
+            ranges.push((i, bucket_ranges));
         }
     }
     let Some(axis) = (0..symbols.len()).min_by_key(|&axis| count_overlapping_pairs(&ranges, axis)) else {
@@ -181,15 +182,17 @@ fn check_range_overlaps(plan: &Plan, errors: &mut Findings) {
         return errors.extend(pairs);
     };
     ranges.sort_by_key(|(i, r)| (r[axis][0], *i));
-    let mut found = Vec::new();
+    let mut overlapping_pairs = Vec::new();
     for (k, (a, x)) in ranges.iter().enumerate() {
         let mut candidates = ranges[k + 1..].iter().take_while(|(_, y)| y[axis][0] <= x[axis][1]);
         let overlapping =
             candidates.find(|(_, y)| x.iter().zip(y).all(|(x, y)| x[0] <= y[1] && y[0] <= x[1]));
-        found.extend(overlapping.map(|(b, _)| (a.max(b), a.min(b))));
+        overlapping_pairs.extend(overlapping.map(|(b, _)| (a.max(b), a.min(b))));
     }
-    found.sort_unstable();
-    errors.extend(found.into_iter().map(|(&second, &first)| CheckError::BucketsOverlap { first, second }));
+    overlapping_pairs.sort_unstable();
+    errors.extend(
+        overlapping_pairs.into_iter().map(|(&second, &first)| CheckError::BucketsOverlap { first, second }),
+    );
 }
 
 /// Counts, for each range, the ranges that start within it along one symbol, itself included. Each pair that

@@ -219,12 +219,12 @@ impl RankClasses {
     }
 
     fn representative(&mut self, rank: usize) -> usize {
-        let mut at = rank;
-        while self.parent[at] != at {
-            self.parent[at] = self.parent[self.parent[at]];
-            at = self.parent[at];
+        let mut root = rank;
+        while self.parent[root] != root {
+            self.parent[root] = self.parent[self.parent[root]];
+            root = self.parent[root];
         }
-        at
+        root
     }
 
     fn join(&mut self, a: usize, b: usize) {
@@ -253,18 +253,18 @@ mod tests {
     #[test]
     fn ranks_that_symmetry_exchanges_are_examined_once() {
         let mesh = [group(pairs(&[[0, 1], [2, 3]]), 2), group(pairs(&[[0, 2], [1, 3]]), 2)];
-        let found = ranks(4, &mesh, &[]);
-        assert_eq!((found.count, found.examined.as_slice()), (4, &[0][..]));
-        assert_eq!(found.peers(1, 0).collect::<Vec<_>>(), [2]);
+        let classes = ranks(4, &mesh, &[]);
+        assert_eq!((classes.count, classes.examined.as_slice()), (4, &[0][..]));
+        assert_eq!(classes.peers(1, 0).collect::<Vec<_>>(), [2]);
         let odd =
             [group(pairs(&[[0, 1], [2, 3]]), 2), group(GroupMembers::Cells(vec![vec![0, 1, 2], vec![3]]), 3)];
         assert!(ranks(4, &odd, &[]).examined.len() > 1);
         let world = [group(GroupMembers::World, 8)];
         assert_eq!(ranks(8, &world, &[]).count, 3);
         let examined = |pairs: &[(u32, u32)]| {
-            let found = ranks(8, &world, &[exchange_step(pairs)]);
-            assert_eq!(found.count, 8);
-            found.examined
+            let classes = ranks(8, &world, &[exchange_step(pairs)]);
+            assert_eq!(classes.count, 8);
+            classes.examined
         };
         let to_all: Vec<(u32, u32)> = [0, 1, 2, 4, 5, 6, 7].map(|r| (3, r)).to_vec();
         assert_eq!(examined(&to_all), [0, 3]);

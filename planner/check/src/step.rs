@@ -152,14 +152,14 @@ fn check_order(
         }
     }
     let step = &ctx.bucket.steps[s];
-    let mut known = HashSet::with_capacity(step.waits.len());
-    for &found in &step.waits {
-        if !known.insert(found) {
-            errors.push(CheckError::WaitTwice { at: ctx.step_location(s), found });
-        } else if found >= s {
-            errors.push(CheckError::WaitNotEarlier { at: ctx.step_location(s), found });
-        } else if ctx.bucket.steps[found].lane == step.lane {
-            errors.push(CheckError::WaitOwnLane { at: ctx.step_location(s), found });
+    let mut seen_waits = HashSet::with_capacity(step.waits.len());
+    for &wait in &step.waits {
+        if !seen_waits.insert(wait) {
+            errors.push(CheckError::WaitTwice { at: ctx.step_location(s), found: wait });
+        } else if wait >= s {
+            errors.push(CheckError::WaitNotEarlier { at: ctx.step_location(s), found: wait });
+        } else if ctx.bucket.steps[wait].lane == step.lane {
+            errors.push(CheckError::WaitOwnLane { at: ctx.step_location(s), found: wait });
         }
     }
 }
@@ -181,9 +181,9 @@ fn resolve_step(ctx: &CheckContext<'_>, s: usize, run: StepNodes, errors: &mut F
         sync: None,
         pairs: Vec::new(),
     };
-    let mut known = HashSet::new();
+    let mut distinct = HashSet::new();
     let bases = run.operands(program).map(|(_, _, x)| program.base(x));
-    out.reads.extend(bases.filter(|&base| known.insert(base)));
+    out.reads.extend(bases.filter(|&base| distinct.insert(base)));
     let mut contract = None;
     let mut communicates = false;
     for node in run.nodes().map(|n| &program.graph.nodes[n]) {
@@ -212,20 +212,20 @@ const MAX_BLOCKS: u32 = 1024;
 /// Checks the optional fields of a step. Only a step with a collective may have them.
 fn check_fields(ctx: &CheckContext<'_>, s: usize, communicates: bool, errors: &mut Findings) {
     let step = &ctx.bucket.steps[s];
-    let mut report = |field, expected, found: String| {
-        errors.push(CheckError::StepField { at: ctx.step_location(s), field, expected, found });
+    let mut report = |field, expected, actual: String| {
+        errors.push(CheckError::StepField { at: ctx.step_location(s), field, expected, found: actual });
     };
     match step.blocks {
-        Some(found) if !communicates => {
-            report("blocks", "no value because the step has no collective", found.to_string());
+        Some(blocks) if !communicates => {
+            report("blocks", "no value because the step has no collective", blocks.to_string());
         }
-        Some(found) if !(1..=MAX_BLOCKS).contains(&found) => {
-            report("blocks", "1 to 1024", found.to_string());
+        Some(blocks) if !(1..=MAX_BLOCKS).contains(&blocks) => {
+            report("blocks", "1 to 1024", blocks.to_string());
         }
         _ => {}
     }
-    if let Some(found) = step.exit_bytes.filter(|_| !communicates) {
-        report("exit_bytes", "no value because the step has no collective", found.to_string());
+    if let Some(bytes) = step.exit_bytes.filter(|_| !communicates) {
+        report("exit_bytes", "no value because the step has no collective", bytes.to_string());
     }
 }
 
@@ -236,15 +236,15 @@ fn check_reduction_placement(ctx: &CheckContext<'_>, s: usize, run: StepNodes, e
     let results = run.results(ctx.program).into_iter().map(|r| (r, ValueSide::Result));
     for (v, side) in operands.chain(results) {
         let layout = &ctx.program.layouts[v];
-        let at = ctx.step_location(s);
+        let location = ctx.step_location(s);
         let value = graph.value_name(v).to_string();
         let rank = ctx.locations[layout.base].as_ref().and_then(|location| location.range.rank.as_ref());
         if !layout.is_contiguous(graph.ty(v)) {
-            errors.push(CheckError::NotContiguous { at: at.clone(), value: value.clone() });
+            errors.push(CheckError::NotContiguous { at: location.clone(), value: value.clone() });
         }
         if let Some(rank) = rank {
             let group = ctx.programs.groups[rank.group].name.clone();
-            errors.push(CheckError::ReductionUneven { at, side, value, group });
+            errors.push(CheckError::ReductionUneven { at: location, side, value, group });
         }
     }
 }
@@ -302,18 +302,18 @@ fn resolve_collective(
     errors: &mut Findings,
 ) -> Option<Contract> {
     let c = node.op.as_collective()?;
-    let at = || ctx.step_location(s);
+    let location = || ctx.step_location(s);
     let Some((variant, contract)) = c.variant.and_then(|v| Some((v, v.contract(&c.kind)?))) else {
-        errors.push(CheckError::VariantMissing { at: at() });
+        errors.push(CheckError::VariantMissing { at: location() });
         return None;
     };
     let exit = match (contract.exit_barrier, ctx.bucket.steps[s].exit) {
         (ExitBarrierPolicy::Droppable, None) => {
-            errors.push(CheckError::ExitMissing { at: at(), variant: variant.to_string() });
+            errors.push(CheckError::ExitMissing { at: location(), variant: variant.to_string() });
             return None;
         }
         (ExitBarrierPolicy::Always | ExitBarrierPolicy::Never, Some(_)) => {
-            errors.push(CheckError::ExitUnexpected { at: at() });
+            errors.push(CheckError::ExitUnexpected { at: location() });
             return None;
         }
         (ExitBarrierPolicy::Droppable, Some(barrier)) => barrier == ExitBarrier::Kept,
@@ -324,7 +324,7 @@ fn resolve_collective(
     for &x in &node.inputs {
         let graph = &ctx.program.graph;
         if !ctx.program.layouts[x].is_contiguous(graph.ty(x)) {
-            errors.push(CheckError::NotContiguous { at: at(), value: graph.value_name(x).to_string() });
+            errors.push(CheckError::NotContiguous { at: location(), value: graph.value_name(x).to_string() });
         }
     }
     if contract.symmetric_operand {
@@ -398,12 +398,12 @@ fn check_landing_zones(
     let expected = variant.landing_bytes(&c.kind, u64::try_from(bytes).unwrap_or(0), u64::from(group.size));
     for zone in 0..2 {
         let role = FixedRole::Landing { group: group.name.clone(), zone };
-        let at = ctx.step_location(s);
+        let location = ctx.step_location(s);
         let group = group.name.clone();
         match ctx.programs.fixed.find_role(&role).and_then(|f| ctx.plan.fixed.get(f)).map(|f| f.size) {
-            None => errors.push(CheckError::LandingMissing { at, group, zone }),
-            Some(found) if found < expected => {
-                errors.push(CheckError::LandingTooSmall { at, group, zone, expected, found });
+            None => errors.push(CheckError::LandingMissing { at: location, group, zone }),
+            Some(size) if size < expected => {
+                errors.push(CheckError::LandingTooSmall { at: location, group, zone, expected, found: size });
             }
             Some(_) => {}
         }
@@ -456,23 +456,23 @@ fn check_symmetric(ctx: &CheckContext<'_>, s: usize, value: ValueId, side: Value
     let Some(location) = &ctx.locations[layout.base] else { return };
     let name = graph.value_name(value).to_string();
     if !location.symmetric {
-        let found = location.range.memory;
-        errors.push(CheckError::NotSymmetric { at: ctx.step_location(s), side, value: name, found });
+        let memory = location.range.memory;
+        errors.push(CheckError::NotSymmetric { at: ctx.step_location(s), side, value: name, found: memory });
         return;
     }
     let element = Dim::from(graph.ty(value).dtype.size() as i64);
     let start = location.range.start.clone() + layout.offset.clone() * element;
     let stride = location.range.rank.as_ref().map(|n| &n.stride);
-    for found in [Some(&start), stride].into_iter().flatten() {
-        if !found.is_divisible_by(PEER_ALIGNMENT) {
+    for dim in [Some(&start), stride].into_iter().flatten() {
+        if !dim.is_divisible_by(PEER_ALIGNMENT) {
             let expected = PEER_ALIGNMENT as u64;
-            let found = found.display(ctx.symbols).to_string();
+            let dim_text = dim.display(ctx.symbols).to_string();
             errors.push(CheckError::Misaligned {
                 at: ctx.step_location(s),
                 side,
                 value: name,
                 expected,
-                found,
+                found: dim_text,
             });
             return;
         }

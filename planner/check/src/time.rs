@@ -79,13 +79,13 @@ pub fn check(
         (proof.errors, proof.report)
     });
     let mut errors: Vec<CheckError> = Vec::new();
-    for (found, of_bucket) in proofs {
+    for (proved, of_bucket) in proofs {
         report.accesses += of_bucket.accesses;
         report.compared += of_bucket.compared;
         report.joins += of_bucket.joins;
         report.sequences += of_bucket.sequences;
         // The proofs of two buckets may find the same error in later runs.
-        let new: Vec<CheckError> = found.into_iter().filter(|e| !errors.contains(e)).collect();
+        let new: Vec<CheckError> = proved.into_iter().filter(|e| !errors.contains(e)).collect();
         errors.extend(new);
         if errors.len() >= MAX_ERRORS {
             break;
@@ -224,8 +224,8 @@ impl RaceProof<'_> {
             .iter()
             .zip(self.peers)
             .map(|(&r, peers)| {
-                let all: BTreeSet<usize> = peers.iter().flatten().copied().chain([r]).collect();
-                all.into_iter().collect()
+                let members: BTreeSet<usize> = peers.iter().flatten().copied().chain([r]).collect();
+                members.into_iter().collect()
             })
             .collect();
         let mut start = after.clone();
@@ -249,7 +249,7 @@ impl RaceProof<'_> {
         } else {
             return;
         };
-        let mut known: BTreeSet<Vec<u32>> = BTreeSet::new();
+        let mut summaries: BTreeSet<Vec<u32>> = BTreeSet::new();
         let mut open = vec![after.clone()];
         while let Some(before) = open.pop() {
             for &next in &next_buckets {
@@ -259,7 +259,7 @@ impl RaceProof<'_> {
                 let done = self.run(next, &mut clocks, target, |clocks| {
                     around.iter().all(|ranks| clocks.all_know(ranks, tick))
                 });
-                if !done && known.insert(clocks.summary(tick)) {
+                if !done && summaries.insert(clocks.summary(tick)) {
                     open.push(clocks);
                 }
                 if self.errors.len() >= MAX_ERRORS {
@@ -308,7 +308,7 @@ impl RaceProof<'_> {
     }
 
     fn report_fault(&mut self, bucket: usize, step: usize, fault: OrderFault) {
-        let at = self.schedules[bucket].step_location(step);
+        let location = self.schedules[bucket].step_location(step);
         let sync = self.schedules[bucket].steps[step].sync;
         let group = sync.map(|s| self.programs.groups[s.group].name.clone()).unwrap_or_default();
         let past = match &fault {
@@ -316,8 +316,8 @@ impl RaceProof<'_> {
         };
         let earlier = self.schedules[past.bucket].step_location(past.step);
         let error = match fault {
-            OrderFault::Unordered(_) => CheckError::Unordered { earlier, at, group },
-            OrderFault::Landing(_) => CheckError::LandingRace { earlier, at, group },
+            OrderFault::Unordered(_) => CheckError::Unordered { earlier, at: location, group },
+            OrderFault::Landing(_) => CheckError::LandingRace { earlier, at: location, group },
         };
         if !self.errors.contains(&error) {
             self.errors.push(error);

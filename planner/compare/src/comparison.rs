@@ -123,11 +123,11 @@ impl ComparedPart {
 
 /// Adds a limit. `replaces` says whether its sizes replace those that are stated already.
 pub(crate) fn add_limit(limits: &mut Vec<PartLimit>, limit: PartLimit, replaces: bool) {
-    match limits.iter_mut().find(|known| known.kind == limit.kind) {
-        Some(known) => {
-            known.sizes = known.sizes.saturating_add(limit.sizes);
+    match limits.iter_mut().find(|existing| existing.kind == limit.kind) {
+        Some(existing) => {
+            existing.sizes = existing.sizes.saturating_add(limit.sizes);
             if replaces {
-                known.at = limit.at;
+                existing.at = limit.at;
             }
         }
         None => {
@@ -192,8 +192,8 @@ impl SourceComparison {
 
     /// Adds a part that was not compared: `value` for `reason`.
     pub(crate) fn add_uncompared(&mut self, value: &str, reason: &str) {
-        let known = self.left_out.iter_mut().find(|(text, _)| text.ends_with(reason));
-        if let Some((_, count)) = known {
+        let entry = self.left_out.iter_mut().find(|(text, _)| text.ends_with(reason));
+        if let Some((_, count)) = entry {
             *count += 1;
         } else if self.left_out.len() < MAX_LISTED_ENTRIES {
             self.left_out.push((format!("{value}: {reason}"), 1));
@@ -228,15 +228,16 @@ impl SourceComparison {
                 count_text(self.elements, "element"),
             ),
             SourceStatus::NotCompared => {
-                let left = self.left_out.iter().map(|(_, n)| n).sum::<usize>() + self.more_left_out;
-                let mut what = Vec::new();
-                if left > 0 || undecided == 0 {
-                    what.push(format!("not compared with its source in {}", count_text(left, "part")));
+                let uncompared = self.left_out.iter().map(|(_, n)| n).sum::<usize>() + self.more_left_out;
+                let mut caveats = Vec::new();
+                if uncompared > 0 || undecided == 0 {
+                    caveats
+                        .push(format!("not compared with its source in {}", count_text(uncompared, "part")));
                 }
                 if undecided > 0 {
-                    what.push(format!("undecided in {}", count_text(undecided, "part")));
+                    caveats.push(format!("undecided in {}", count_text(undecided, "part")));
                 }
-                format!("{}; no difference found in the others", what.join(", "))
+                format!("{}; no difference found in the others", caveats.join(", "))
             }
             SourceStatus::Different => {
                 format!(
@@ -252,13 +253,13 @@ impl SourceComparison {
 impl fmt::Display for SourceComparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.summary())?;
-        let (partial, whole): (Vec<_>, Vec<_>) = self.parts.iter().partition(|part| part.is_partial());
-        let all = partial.len() + whole.len();
-        for part in partial.into_iter().chain(whole).take(MAX_SHOWN_PARTS) {
+        let (partial, complete): (Vec<_>, Vec<_>) = self.parts.iter().partition(|part| part.is_partial());
+        let total = partial.len() + complete.len();
+        for part in partial.into_iter().chain(complete).take(MAX_SHOWN_PARTS) {
             writeln!(f, "  compared: {part}")?;
         }
-        if let Some(more) = all.checked_sub(MAX_SHOWN_PARTS).filter(|more| *more > 0) {
-            writeln!(f, "  compared: {} more", count_text(more, "part"))?;
+        if let Some(unshown) = total.checked_sub(MAX_SHOWN_PARTS).filter(|unshown| *unshown > 0) {
+            writeln!(f, "  compared: {} more", count_text(unshown, "part"))?;
         }
         for (reason, times) in &self.left_out {
             let places = if *times > 1 { format!(" (and {} more)", times - 1) } else { String::new() };
@@ -267,8 +268,11 @@ impl fmt::Display for SourceComparison {
         if self.more_left_out > 0 {
             writeln!(f, "  not compared: {} for other reasons", count_text(self.more_left_out, "more part"))?;
         }
-        for what in &self.undecided {
-            writeln!(f, "  undecided: differs by more than rounding for some drawn values only: {what}")?;
+        for difference in &self.undecided {
+            writeln!(
+                f,
+                "  undecided: differs by more than rounding for some drawn values only: {difference}"
+            )?;
         }
         if self.more_undecided > 0 {
             writeln!(f, "  undecided: {}", count_text(self.more_undecided, "more part"))?;

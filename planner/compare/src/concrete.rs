@@ -68,7 +68,7 @@ pub type LeafOfRank = (usize, u32);
 impl RegionLeaf {
     /// The rank whose elements this rank holds.
     pub fn representative_rank(&self, rank: u32) -> u32 {
-        self.replication.as_ref().map_or(rank, |held| held.representative_rank(rank))
+        self.replication.as_ref().map_or(rank, |replication| replication.representative_rank(rank))
     }
 }
 
@@ -253,16 +253,19 @@ impl NeededWindows {
         let operands: Vec<&[i64]> = node.inputs.iter().map(|v| &self.shapes[v][..]).collect();
         let mut out = Vec::with_capacity(wanted.len());
         for window in wanted {
-            let whole = vec![None; shape.len()];
-            let mut found = window_op(&op, &operands, shape, if same_shapes { &window } else { &whole });
-            let of_operands = found.operands.iter_mut().zip(&operands);
+            let full_window = vec![None; shape.len()];
+            let mut windowed =
+                window_op(&op, &operands, shape, if same_shapes { &window } else { &full_window });
+            let of_operands = windowed.operands.iter_mut().zip(&operands);
             of_operands.for_each(|(window, shape)| *window = normalized(std::mem::take(window), shape));
-            out.push((window, found));
+            out.push((window, windowed));
         }
-        for (operand, window) in out.iter().flat_map(|(_, found)| node.inputs.iter().zip(&found.operands)) {
-            let known = self.windows.entry(*operand).or_default();
-            if !known.contains(window) {
-                known.push(window.clone());
+        for (operand, window) in
+            out.iter().flat_map(|(_, windowed)| node.inputs.iter().zip(&windowed.operands))
+        {
+            let windows = self.windows.entry(*operand).or_default();
+            if !windows.contains(window) {
+                windows.push(window.clone());
             }
         }
         Ok(out)
@@ -305,8 +308,8 @@ impl<'a> ConcreteBuilder<'a> {
             }
         }
         for (n, windows) in std::mem::take(&mut self.needed.nodes).into_iter().rev() {
-            for (window, found) in windows {
-                self.add_windowed_node(&program.graph.nodes[n], window, found)?;
+            for (window, windowed) in windows {
+                self.add_windowed_node(&program.graph.nodes[n], window, windowed)?;
             }
         }
         let value = self.operand(region.root, &self.needed.root.clone(), false)?;
@@ -380,20 +383,21 @@ impl<'a> ConcreteBuilder<'a> {
         by_constant: bool,
     ) -> Result<ValueId, String> {
         let RegionTemplate { program, .. } = self.template;
-        let known = *self.map.get(&(value, window.clone())).ok_or("a value of the part was not computed")?;
-        let ty = self.graph.ty(known).clone();
+        let computed =
+            *self.map.get(&(value, window.clone())).ok_or("a value of the part was not computed")?;
+        let ty = self.graph.ty(computed).clone();
         let widens = self.precision == RegionPrecision::Wide && !by_constant && program.constant[value];
         if !widens || !ty.dtype.is_float() || ty.dtype == DType::F64 {
-            return Ok(known);
+            return Ok(computed);
         }
-        if let Some(&wide) = self.widened.get(&known) {
+        if let Some(&wide) = self.widened.get(&computed) {
             return Ok(wide);
         }
         let name = format!("w{}", self.graph.values.len());
         let ty = TensorType::new(DType::F64, ty.shape);
-        let n = self.graph.add_node(Op::Cast, vec![known], vec![(name, ty)]);
+        let n = self.graph.add_node(Op::Cast, vec![computed], vec![(name, ty)]);
         let wide = self.graph.nodes[n].outputs[0];
-        self.widened.insert(known, wide);
+        self.widened.insert(computed, wide);
         Ok(wide)
     }
 
@@ -402,11 +406,11 @@ impl<'a> ConcreteBuilder<'a> {
         &mut self,
         node: &Node,
         window: ValueWindow,
-        found: WindowedOp,
+        windowed: WindowedOp,
     ) -> Result<(), String> {
         let RegionTemplate { program, .. } = self.template;
         let constant = node.outputs.iter().all(|&v| program.constant[v]);
-        let WindowedOp { mut op, operands, computed } = found;
+        let WindowedOp { mut op, operands, computed } = windowed;
         let read = node.inputs.iter().zip(&operands);
         let inputs =
             read.map(|(&v, window)| self.operand(v, window, constant)).collect::<Result<Vec<_>, _>>()?;
@@ -423,8 +427,8 @@ impl<'a> ConcreteBuilder<'a> {
         let mut results = Vec::with_capacity(node.outputs.len());
         for &v in &node.outputs {
             // Results of several shapes are computed completely.
-            let all = vec![None; self.needed.shapes[&v].len()];
-            let computed = if all.len() == computed.len() { &computed } else { &all };
+            let full_window = vec![None; self.needed.shapes[&v].len()];
+            let computed = if full_window.len() == computed.len() { &computed } else { &full_window };
             let name = format!("v{}", self.graph.values.len() + results.len());
             results.push((name, self.window_type(v, computed, constant)));
         }
@@ -449,12 +453,12 @@ impl<'a> ConcreteBuilder<'a> {
     }
 
     fn group(&mut self, group: GroupId) -> Result<GroupId, String> {
-        if let Some(&known) = self.groups.get(&group) {
-            return Ok(known);
+        if let Some(&existing) = self.groups.get(&group) {
+            return Ok(existing);
         }
-        let found = self.template.program.graph.groups.get(group).ok_or("the group does not exist")?;
+        let definition = self.template.program.graph.groups.get(group).ok_or("the group does not exist")?;
         let name = format!("g{}", self.graph.groups.len());
-        let new = self.graph.groups.push(symmc_ir::GroupDef { name, members: found.members.clone() });
+        let new = self.graph.groups.push(symmc_ir::GroupDef { name, members: definition.members.clone() });
         self.groups.insert(group, new);
         Ok(new)
     }

@@ -136,14 +136,14 @@ impl LeafDraws {
                 }
                 if let Some(limit) = seeds.index_limit(id).map_err(|e| e.to_string())? {
                     class.limited_by[side] = true;
-                    class.limit = Some(class.limit.map_or(limit, |known| known.min(limit)));
+                    class.limit = Some(class.limit.map_or(limit, |current| current.min(limit)));
                 }
                 let shape = concrete_shape(&concrete.graph, concrete.graph.inputs[id].value);
-                let last = positions(leaf, &shape).into_iter().max().unwrap_or(0);
-                class.last_position = class.last_position.max(last);
+                let max_position = positions(leaf, &shape).into_iter().max().unwrap_or(0);
+                class.last_position = class.last_position.max(max_position);
                 if seeds.holds_group_ends(id) {
-                    let count = last.max(0).unsigned_abs() + 1;
-                    class.ends = Some(class.ends.map_or(count, |known| known.max(count)));
+                    let count = max_position.max(0).unsigned_abs() + 1;
+                    class.ends = Some(class.ends.map_or(count, |current| current.max(count)));
                 }
             }
         }
@@ -329,7 +329,7 @@ impl LeafDraws {
     /// that are not indices lie around one origin, at the distances at which the programs compare them.
     fn edge(&self, seed: u64, class: &ClassUse, random: &mut SplitMix) -> i64 {
         let limit = i64::try_from(class.limit.unwrap_or(8)).unwrap_or(i64::MAX);
-        let last = (limit - 1).max(0);
+        let last_position = (limit - 1).max(0);
         let within = random.below(usize::try_from(limit.max(1)).unwrap_or(1)) as i64;
         let small = random.below(8) as i64;
         let origin: i64 = row_random(seed, 0).pick(&[0, 0, 2, 5, -3, 16]);
@@ -338,11 +338,11 @@ impl LeafDraws {
         let near_constant = constant.saturating_add(random.pick(&[-1, 0, 0, 1]));
         let is_outside = seed % 2 == 1 && random.one_in(SPECIAL_SHARE);
         if class.is_limited() && is_outside {
-            random.pick(&[-1, -1 - small, limit, limit.saturating_add(small), 2 * last + 1])
+            random.pick(&[-1, -1 - small, limit, limit.saturating_add(small), 2 * last_position + 1])
         } else if class.is_limited() {
-            random.pick(&[0, last, within, near_constant.clamp(0, last)])
+            random.pick(&[0, last_position, within, near_constant.clamp(0, last_position)])
         } else if class.limit.is_some() {
-            random.pick(&[small, -1 - small, near_constant, within, last, limit + small])
+            random.pick(&[small, -1 - small, near_constant, within, last_position, limit + small])
         } else if class.last_position == 0 && !random.one_in(4) {
             origin
         } else {
@@ -401,7 +401,7 @@ fn positions(leaf: &RegionLeaf, shape: &[usize]) -> Vec<i64> {
 }
 
 fn program_constants(pair: [&ConcreteRegion; 2]) -> Vec<f64> {
-    let mut found: Vec<f64> = Vec::new();
+    let mut constants: Vec<f64> = Vec::new();
     for node in pair.iter().flat_map(|c| c.graph.nodes.values()) {
         let x = match &node.op {
             Op::Full(s) | Op::BinaryScalar { scalar: s, .. } | Op::Pad { value: s, .. } => s.as_f64(),
@@ -410,13 +410,13 @@ fn program_constants(pair: [&ConcreteRegion; 2]) -> Vec<f64> {
         if x.is_finite()
             && x != 0.0
             && x.abs() < 1e15
-            && !found.contains(&x)
-            && found.len() < MAX_CRITICAL_CONSTANTS
+            && !constants.contains(&x)
+            && constants.len() < MAX_CRITICAL_CONSTANTS
         {
-            found.push(x);
+            constants.push(x);
         }
     }
-    found
+    constants
 }
 
 fn with_middles(mut constants: Vec<f64>) -> Vec<f64> {

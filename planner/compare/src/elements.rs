@@ -53,9 +53,9 @@ impl ElementView {
         if let Op::Slice { axis, start, step } = op {
             let own = self.shape.get(*axis)?;
             let count = result.shape.get(*axis)?;
-            let last = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(*step);
+            let last_position = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(*step);
             let within = Dim::from(0).provably_le(start, symbols)
-                && last.provably_le(&(own.clone() - Dim::from(1)), symbols);
+                && last_position.provably_le(&(own.clone() - Dim::from(1)), symbols);
             if !within {
                 return None;
             }
@@ -107,10 +107,13 @@ pub struct AxisNest {
 impl AxisNest {
     /// The axes of these extents with the strides of all operands. Axes of extent 1 are left out.
     pub fn new(extents: &[Dim], strides: &[Vec<Dim>]) -> AxisNest {
-        let kept: Vec<usize> = (0..extents.len()).filter(|&axis| !is_unit(&extents[axis])).collect();
+        let kept_axes: Vec<usize> = (0..extents.len()).filter(|&axis| !is_unit(&extents[axis])).collect();
         AxisNest {
-            extents: kept.iter().map(|&axis| extents[axis].clone()).collect(),
-            strides: strides.iter().map(|s| kept.iter().map(|&axis| s[axis].clone()).collect()).collect(),
+            extents: kept_axes.iter().map(|&axis| extents[axis].clone()).collect(),
+            strides: strides
+                .iter()
+                .map(|s| kept_axes.iter().map(|&axis| s[axis].clone()).collect())
+                .collect(),
         }
     }
 

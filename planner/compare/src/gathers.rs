@@ -91,8 +91,8 @@ impl GatherSeparator<'_> {
         let operand = self.add(Op::Reshape, self.map[&x], (format!("{name}.operand"), with_axis(1)));
         let gathered = (format!("{name}.separate"), with_axis(i64::from(ranks)));
         let value = self.add(node.op.clone(), operand, gathered);
-        let whole = self.add(Op::Reshape, value, self.result(result));
-        self.map.insert(result, whole);
+        let reshaped = self.add(Op::Reshape, value, self.result(result));
+        self.map.insert(result, reshaped);
         self.gathered.insert(result, GatheredValue { value, extent });
         true
     }
@@ -112,8 +112,8 @@ impl GatherSeparator<'_> {
                 let (Some(first), Some(count)) = (find_multiple(start), count) else { return false };
                 ty.shape[0] = Dim::from(count);
                 let name = format!("{}.separate", self.source.value_name(result));
-                let parts = Op::Slice { axis: 0, start: Dim::from(first), step: 1 };
-                read = self.add(parts, value, (name, ty));
+                let slice = Op::Slice { axis: 0, start: Dim::from(first), step: 1 };
+                read = self.add(slice, value, (name, ty));
             }
             _ => return false,
         }

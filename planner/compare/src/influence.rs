@@ -178,11 +178,11 @@ fn exchange_influence(
     let mut out = vec![ValueInfluence::default(); ranks as usize];
     let cells = node.op.group().and_then(|group| graph.cells(group)).unwrap_or_default();
     for cell in cells {
-        for (place, &rank) in cell.iter().enumerate() {
+        for (position, &rank) in cell.iter().enumerate() {
             let senders: Vec<u32> = match kind {
                 CollectiveKind::Broadcast { root } => cell.get(*root as usize).copied().into_iter().collect(),
                 CollectiveKind::Permute { pairs } => {
-                    let sent = pairs.iter().filter(|(_, to)| *to as usize == place);
+                    let sent = pairs.iter().filter(|(_, to)| *to as usize == position);
                     sent.filter_map(|(from, _)| cell.get(*from as usize).copied()).collect()
                 }
                 _ => cell.clone(),
@@ -209,8 +209,8 @@ fn join_ranks(
     values: &EntityMap<ValueId, Vec<ValueInfluence>>,
     ranks: u32,
 ) -> Vec<ValueInfluence> {
-    let all = node.inputs.iter().flat_map(|&v| &values[v]).map(|influence| (influence, false));
-    vec![ValueInfluence::join(all); ranks as usize]
+    let influences = node.inputs.iter().flat_map(|&v| &values[v]).map(|influence| (influence, false));
+    vec![ValueInfluence::join(influences); ranks as usize]
 }
 
 /// Whether a change of all elements of an operand changes a result, apart from chance.

@@ -125,7 +125,7 @@ fn compare_pair(pair: &RegionPair, known: &BTreeSet<LeafOfRank>) -> Result<Judge
     let mut influence = LeafInfluence::default();
     if verdict.is_agreement() {
         match comparer.show_influence(&draws, known) {
-            Ok(found) => influence = found,
+            Ok(joined) => influence = joined,
             Err(difference) => verdict = Verdict::Differs(difference),
         }
     }
@@ -206,8 +206,8 @@ impl PairComparer<'_> {
             DrawnRuns::Ran { expected, found } => (expected, found),
             DrawnRuns::Failed => return DrawnComparison::Failed,
             DrawnRuns::NotRun(reason) => return DrawnComparison::NotRun(reason),
-            DrawnRuns::Undecided(what) => return DrawnComparison::Undecided(what),
-            DrawnRuns::Differs(what) => return DrawnComparison::Differs(what),
+            DrawnRuns::Undecided(doubt) => return DrawnComparison::Undecided(doubt),
+            DrawnRuns::Differs(difference) => return DrawnComparison::Differs(difference),
         };
         let moves = self.floats && !self.rounding.same_bits;
         let shifted = || {
@@ -247,12 +247,12 @@ impl PairComparer<'_> {
                 DrawnComparison::Equal(expected) => {
                     elements += expected.iter().map(|tensor| tensor.numel() as u64).sum::<u64>();
                 }
-                DrawnComparison::Differs(what) => return Ok(Verdict::Differs(what)),
+                DrawnComparison::Differs(difference) => return Ok(Verdict::Differs(difference)),
                 DrawnComparison::NotRun(e) => {
                     reason.get_or_insert(e);
                 }
-                DrawnComparison::Undecided(what) => {
-                    undecided.get_or_insert(what);
+                DrawnComparison::Undecided(doubt) => {
+                    undecided.get_or_insert(doubt);
                 }
                 DrawnComparison::Failed => {}
             }
@@ -261,7 +261,7 @@ impl PairComparer<'_> {
             (Some(e), _) if elements == 0 => {
                 Err(format!("the interpreter does not run the source on drawn values: {e}"))
             }
-            (_, Some(what)) => Ok(Verdict::Undecided(what)),
+            (_, Some(doubt)) => Ok(Verdict::Undecided(doubt)),
             _ => Ok(Verdict::Equal(elements)),
         }
     }
@@ -287,7 +287,7 @@ impl PairComparer<'_> {
                 let is_shown = match self.compare_draw(draw, DrawChange { replaced, ..DrawChange::default() })
                 {
                     DrawnComparison::Equal(changed) => !have_same_data(&changed, &usual),
-                    DrawnComparison::Differs(what) => return Err(what),
+                    DrawnComparison::Differs(difference) => return Err(difference),
                     DrawnComparison::NotRun(_) | DrawnComparison::Undecided(_) | DrawnComparison::Failed => {
                         false
                     }
@@ -315,7 +315,7 @@ impl PairComparer<'_> {
             let typed = self.pair.typed.each_ref();
             let (expected, found) = match self.run_both(typed, draw, DrawChange::default()) {
                 DrawnRuns::Ran { expected, found } => (expected, found),
-                DrawnRuns::Differs(what) => return Ok(Verdict::Differs(what)),
+                DrawnRuns::Differs(difference) => return Ok(Verdict::Differs(difference)),
                 DrawnRuns::NotRun(e) => {
                     reason
                         .get_or_insert(format!("the interpreter does not run the source in its dtypes: {e}"));
@@ -347,13 +347,13 @@ impl PairComparer<'_> {
                 break;
             }
         }
-        if let Some(what) = find_excess(roundings) {
-            return Ok(Verdict::Differs(what));
+        if let Some(excess) = find_excess(roundings) {
+            return Ok(Verdict::Differs(excess));
         }
         match (difference, reason) {
             (_, Some(reason)) if !ran => Err(reason),
-            (Some(what), _) if agrees => Ok(Verdict::Undecided(what)),
-            (Some(what), _) => Ok(Verdict::Differs(what)),
+            (Some(difference), _) if agrees => Ok(Verdict::Undecided(difference)),
+            (Some(difference), _) => Ok(Verdict::Differs(difference)),
             (None, _) => Ok(verdict.clone()),
         }
     }
@@ -368,11 +368,12 @@ fn find_other_zero(found: &Tensor, expected: &Tensor) -> Option<String> {
     if !expected.dtype().is_float() {
         return None;
     }
-    let other = (0..expected.numel()).find(|&i| {
+    let differing = (0..expected.numel()).find(|&i| {
         let (x, y) = (found.get_f64(i), expected.get_f64(i));
         x == 0.0 && y == 0.0 && x.is_sign_negative() != y.is_sign_negative()
     });
-    other.map(|i| format!("element {i} is {}, expected {}", found.element_text(i), expected.element_text(i)))
+    differing
+        .map(|i| format!("element {i} is {}, expected {}", found.element_text(i), expected.element_text(i)))
 }
 
 fn has_float_leaves(sides: &[ConcreteRegion; 2]) -> bool {
@@ -405,15 +406,15 @@ fn choose_draws(sides: &[ConcreteRegion; 2], effort: DrawEffort, same_bits: bool
         return out;
     }
     let wide = wide_draws(graph);
-    let few = if same_bits { wide.div_ceil(2) } else { wide.div_ceil(4) };
+    let special_count = if same_bits { wide.div_ceil(2) } else { wide.div_ceil(4) };
     if floats {
         out.push(Draw::new(DrawKind::Small, 2));
     }
     out.push(Draw::new(DrawKind::Moderate, 3));
     out.extend((0..wide).map(|k| Draw::new(DrawKind::Wide, 100 + k)));
-    out.extend((0..few).map(|k| Draw::new(DrawKind::Special, 200 + k)));
+    out.extend((0..special_count).map(|k| Draw::new(DrawKind::Special, 200 + k)));
     if integers {
-        out.extend((0..few.max(2)).map(|k| Draw::new(DrawKind::Edges, 300 + k)));
+        out.extend((0..special_count.max(2)).map(|k| Draw::new(DrawKind::Edges, 300 + k)));
     }
     out
 }

@@ -101,7 +101,7 @@ fn is_same_everywhere(op: &Op) -> bool {
 impl NumberedProgram<'_> {
     pub fn map_dim(&self, dim: &Dim) -> Dim {
         match self.dims.get(dim) {
-            Some(known) => known.clone(),
+            Some(existing) => existing.clone(),
             None => dim.substitute(&|s| Dim::from(self.map.get(&s).copied().unwrap_or(s))),
         }
     }
@@ -112,7 +112,7 @@ impl ValueNumbering {
         let mut symbols = source.symbols.clone();
         for symbol in planned.symbols.values() {
             match symbols.values_mut().find(|s| s.name == symbol.name) {
-                Some(known) => (known.min, known.max) = (symbol.min, symbol.max),
+                Some(existing) => (existing.min, existing.max) = (symbol.min, symbol.max),
                 None => drop(symbols.push(symbol.clone())),
             }
         }
@@ -158,18 +158,19 @@ impl ValueNumbering {
             node.inputs.iter().map(|&v| program.elements[v].clone()).collect();
         let Some(operands) = operands else { return };
         let op = self.normalize_op(program, &node.op);
-        let alone = self.group_of_one(graph, &node.op);
-        let closed =
-            (alone || is_same_everywhere(&node.op)) && node.inputs.iter().all(|&v| program.closed[v]);
+        let is_single_rank = self.group_of_one(graph, &node.op);
+        let closed = (is_single_rank || is_same_everywhere(&node.op))
+            && node.inputs.iter().all(|&v| program.closed[v]);
         let is_known = !node.op.is_opaque();
         let constant = is_known && node.inputs.iter().all(|&v| program.constant[v]);
         for &v in &node.outputs {
             (program.closed[v], program.constant[v]) = (closed, constant);
         }
         if let &[result] = &node.outputs[..]
-            && let Some(found) = self.apply_identity(program, &op, alone, &node.inputs, &operands, result)
+            && let Some(elements) =
+                self.apply_identity(program, &op, is_single_rank, &node.inputs, &operands, result)
         {
-            program.elements[result] = Some(found);
+            program.elements[result] = Some(elements);
             return;
         }
         let use_ = if is_known {
@@ -180,15 +181,15 @@ impl ValueNumbering {
             *count
         };
         let results: Vec<TensorType> = node.outputs.iter().map(|&v| program.types[v].clone()).collect();
-        let parts = self.parts_of_concat(&op, &operands, &results);
+        let concat_parts = self.parts_of_concat(&op, &operands, &results);
         for (result, &v) in node.outputs.iter().enumerate() {
             let op = op.clone();
             let operands = operands.clone();
             let results = results.clone();
             let class = self.intern_term(ClassTerm::Node { op, operands, results, result, use_ });
             program.elements[v] = Some(ElementView::full(class, &program.types[v].shape));
-            if let Some(parts) = &parts {
-                self.parts.insert(class, parts.clone());
+            if let Some(concat_parts) = &concat_parts {
+                self.parts.insert(class, concat_parts.clone());
             }
         }
     }
@@ -206,22 +207,22 @@ impl ValueNumbering {
             return None;
         }
         let mut start = Dim::from(0);
-        let parts = operands.iter().map(|x| {
+        let concat_parts = operands.iter().map(|x| {
             let count = shape_product(&x.shape);
             let (own, flat) =
                 (TensorType::new(ty.dtype, x.shape.clone()), TensorType::new(ty.dtype, vec![count.clone()]));
             let elements = x.apply_view(&Op::Reshape, &own, &flat, &self.symbols)?;
-            let part = ConcatPart { start: start.clone(), count: count.clone(), elements };
+            let concat_part = ConcatPart { start: start.clone(), count: count.clone(), elements };
             start = start.clone() + count;
-            Some(part)
+            Some(concat_part)
         });
-        parts.collect()
+        concat_parts.collect()
     }
 
     /// Makes the parts of an operand the parts of the result of a collective that acts position by position.
     fn reduce_parts(&mut self, op: &Op, x: &ElementView, result: &ElementView, dtype: DType) {
-        let Some(parts) = self.parts.get(&x.class).cloned() else { return };
-        let end = parts.last().map(|p| p.start.clone() + p.count.clone());
+        let Some(concat_parts) = self.parts.get(&x.class).cloned() else { return };
+        let end = concat_parts.last().map(|p| p.start.clone() + p.count.clone());
         let both_whole = [x, result].into_iter().all(|elements| {
             elements.offset == Dim::from(0)
                 && elements.strides == contiguous_strides(&elements.shape)
@@ -230,7 +231,7 @@ impl ValueNumbering {
         if !both_whole || self.parts.contains_key(&result.class) {
             return;
         }
-        let reduced = parts.into_iter().map(|part| {
+        let reduced = concat_parts.into_iter().map(|part| {
             let ty = TensorType::new(dtype, vec![part.count.clone()]);
             ConcatPart {
                 elements: self.pointwise(op.clone(), std::slice::from_ref(&part.elements), &ty),
@@ -243,12 +244,13 @@ impl ValueNumbering {
 
     /// A view that shows exactly one part of its class, as a view of the source of that part.
     fn find_part(&self, view: &ElementView, ty: &TensorType) -> Option<ElementView> {
-        let parts = self.parts.get(&view.class)?;
+        let concat_parts = self.parts.get(&view.class)?;
         let count = shape_product(&view.shape);
         let is_run = view.strides == contiguous_strides(&view.shape);
-        let part = parts.iter().find(|p| is_run && p.start == view.offset && p.count == count)?;
+        let concat_part =
+            concat_parts.iter().find(|p| is_run && p.start == view.offset && p.count == count)?;
         let flat = TensorType::new(ty.dtype, vec![count]);
-        part.elements.apply_view(&Op::Reshape, &flat, ty, &self.symbols)
+        concat_part.elements.apply_view(&Op::Reshape, &flat, ty, &self.symbols)
     }
 
     fn intern_term(&mut self, term: ClassTerm) -> ElementClass {
@@ -260,17 +262,17 @@ impl ValueNumbering {
         if dim.as_const().is_some() {
             return dim.clone();
         }
-        if let Some(known) = program.dims.get(dim) {
-            return known.clone();
+        if let Some(normalized) = program.dims.get(dim) {
+            return normalized.clone();
         }
         let mapped = dim.substitute(&|s| Dim::from(program.map.get(&s).copied().unwrap_or(s)));
         let mapped = mapped.simplify_within(&self.symbols);
-        let found = match mapped.bounds(&self.symbols) {
+        let normalized = match mapped.bounds(&self.symbols) {
             (low, high) if low == high => Dim::from(low),
             _ => mapped,
         };
-        program.dims.insert(dim.clone(), found.clone());
-        found
+        program.dims.insert(dim.clone(), normalized.clone());
+        normalized
     }
 
     /// The op in the form that both programs share.
@@ -322,7 +324,7 @@ impl ValueNumbering {
         &mut self,
         program: &NumberedProgram<'_>,
         op: &Op,
-        alone: bool,
+        is_single_rank: bool,
         inputs: &[ValueId],
         operands: &[ElementView],
         result: ValueId,
@@ -336,7 +338,7 @@ impl ValueNumbering {
             }
             Op::Copy => Some(operand(0)?.1.clone()),
             Op::Cast if operand(0)?.0.dtype == ty.dtype => Some(operand(0)?.1.clone()),
-            Op::Collective(_) | Op::Shard { .. } if alone => Some(operand(0)?.1.clone()),
+            Op::Collective(_) | Op::Shard { .. } if is_single_rank => Some(operand(0)?.1.clone()),
             Op::Concat { .. } if operands.len() == 1 => Some(operand(0)?.1.clone()),
             Op::Pad { low, .. } if low.iter().all(|l| l.as_const() == Some(0)) && operand(0)?.0 == ty => {
                 Some(operand(0)?.1.clone())
@@ -354,15 +356,15 @@ impl ValueNumbering {
                 let (x, elements) = operand(0)?;
                 let class = self.scalar_class(scalar_operand(*op, x.dtype, *scalar));
                 let scalar = ElementView::repeated(class, &[]);
-                let both = [elements.clone(), scalar];
-                let [a, b] = both;
+                let pair = [elements.clone(), scalar];
+                let [a, b] = pair;
                 let operands = if *scalar_left { [b, a] } else { [a, b] };
                 Some(self.pointwise(Op::Binary(*op), &operands, ty))
             }
             Op::Collective(c) if c.kind.facts().preserves_positions() => {
-                let found = self.pointwise(op.clone(), operands, ty);
-                self.reduce_parts(op, operands.first()?, &found, ty.dtype);
-                Some(found)
+                let view = self.pointwise(op.clone(), operands, ty);
+                self.reduce_parts(op, operands.first()?, &view, ty.dtype);
+                Some(view)
             }
             op if op.is_element_wise() => Some(self.pointwise(op.clone(), operands, ty)),
             Op::MatMul { .. } => self.product(op, operands, ty),
@@ -404,19 +406,21 @@ impl ValueNumbering {
         inner: AxisNest,
     ) -> ElementView {
         let zero = Dim::from(0);
-        let kept: Vec<usize> = (0..shape.len())
+        let kept_axes: Vec<usize> = (0..shape.len())
             .filter(|&axis| !is_unit(&shape[axis]) && strides.iter().any(|s| s[axis] != zero))
             .collect();
-        let extents = pick_axes(&kept, shape);
-        let strides: Vec<Vec<Dim>> = strides.iter().map(|strides| pick_axes(&kept, strides)).collect();
+        let extents = pick_axes(&kept_axes, shape);
+        let strides: Vec<Vec<Dim>> = strides.iter().map(|strides| pick_axes(&kept_axes, strides)).collect();
         let outer = AxisNest::new(&extents, &strides).merged();
         // The inner axes are stored after the others.
         let inner_extents: &[Dim] = &ty.shape[shape.len().min(ty.rank())..];
         let stored: Vec<Dim> = extents.iter().chain(inner_extents).cloned().collect();
         let stored = contiguous_strides(&stored);
         let mut out = vec![zero; ty.rank()];
-        kept.iter().enumerate().for_each(|(k, &axis)| out[axis] = stored[k].clone());
-        (shape.len()..ty.rank()).enumerate().for_each(|(k, axis)| out[axis] = stored[kept.len() + k].clone());
+        kept_axes.iter().enumerate().for_each(|(k, &axis)| out[axis] = stored[k].clone());
+        (shape.len()..ty.rank())
+            .enumerate()
+            .for_each(|(k, axis)| out[axis] = stored[kept_axes.len() + k].clone());
         let operands = operands.iter().map(|x| (x.class, x.offset.clone())).collect();
         let class = self.intern_term(ClassTerm::Nested { op, dtype: ty.dtype, operands, outer, inner });
         ElementView { class, offset: Dim::from(0), shape: ty.shape.clone(), strides: out }
@@ -451,13 +455,13 @@ impl ValueNumbering {
         let keeps = ty.rank() == x.shape.len();
         let narrow = TensorType::new(ty.dtype, pick_axes(&outside, &x.shape));
         let strides = pick_axes(&outside, &x.strides);
-        let found = self.nested(op, std::slice::from_ref(x), &narrow, &narrow.shape, &[strides], inner);
+        let narrow_view = self.nested(op, std::slice::from_ref(x), &narrow, &narrow.shape, &[strides], inner);
         if !keeps {
-            return found;
+            return narrow_view;
         }
         let mut strides = vec![Dim::from(0); ty.rank()];
-        outside.iter().zip(found.strides).for_each(|(&axis, stride)| strides[axis] = stride);
-        ElementView { shape: ty.shape.clone(), strides, ..found }
+        outside.iter().zip(narrow_view.strides).for_each(|(&axis, stride)| strides[axis] = stride);
+        ElementView { shape: ty.shape.clone(), strides, ..narrow_view }
     }
 
     fn rows(
@@ -468,10 +472,11 @@ impl ValueNumbering {
         ty: &TensorType,
     ) -> Option<ElementView> {
         let lead = ty.rank().checked_sub(axes)?;
-        let all: Vec<Vec<Dim>> = operands.iter().map(|x| x.broadcast_strides(ty.rank())).collect();
-        let inner: Vec<Vec<Dim>> = all.iter().map(|s| s[lead..].to_vec()).collect();
+        let operand_strides: Vec<Vec<Dim>> =
+            operands.iter().map(|x| x.broadcast_strides(ty.rank())).collect();
+        let inner: Vec<Vec<Dim>> = operand_strides.iter().map(|s| s[lead..].to_vec()).collect();
         let inner = AxisNest::new(&ty.shape[lead..], &inner);
-        let outer: Vec<Vec<Dim>> = all.iter().map(|s| s[..lead].to_vec()).collect();
+        let outer: Vec<Vec<Dim>> = operand_strides.iter().map(|s| s[..lead].to_vec()).collect();
         Some(self.nested(op.clone(), operands, ty, &ty.shape[..lead], &outer, inner))
     }
 }
@@ -481,7 +486,7 @@ fn pick_axes(axes: &[usize], dims: &[Dim]) -> Vec<Dim> {
 }
 
 fn shape_product(shape: &[Dim]) -> Dim {
-    shape.iter().fold(Dim::from(1), |all, extent| all * extent.clone())
+    shape.iter().fold(Dim::from(1), |count, extent| count * extent.clone())
 }
 
 pub fn round_to_dtype(dtype: DType, x: f64) -> f64 {

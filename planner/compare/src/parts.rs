@@ -87,8 +87,7 @@ impl PartOutcome {
     }
 
     fn without_decision(verdict: Verdict) -> PartOutcome {
-        let at = String::new();
-        PartOutcome { verdict, at, limits: Vec::new(), elements: 0, canonical_text: None }
+        PartOutcome { verdict, at: String::new(), limits: Vec::new(), elements: 0, canonical_text: None }
     }
 }
 
@@ -112,13 +111,13 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
             return PartOutcome::unknown(reason);
         }
         let text = self.symbolic_text(regions);
-        if let Some(known) = shared.outcomes.get(&text) {
-            return known.clone();
+        if let Some(outcome) = shared.outcomes.get(&text) {
+            return outcome.clone();
         }
         let ranks = self.ranks_of(regions);
-        let of = [(self.source, of_source), (self.planned, of_planned)];
+        let sides = [(self.source, of_source), (self.planned, of_planned)];
         let class_numbers = self.class_numbers(regions);
-        let templates = of.map(|(program, region)| RegionTemplate {
+        let templates = sides.map(|(program, region)| RegionTemplate {
             program,
             region,
             axes: AxisSets::new(program, region),
@@ -127,11 +126,11 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
             class_numbers: &class_numbers,
         });
         let mut conditions = SizeConditions::default();
-        of.into_iter().for_each(|(program, region)| conditions.add(program, region));
-        let part = ComparisonPart::new(templates, conditions, *same_bits);
-        let found = self.run_part(&part, &text, shared);
-        shared.outcomes.insert(text, PartOutcome { limits: Vec::new(), elements: 0, ..found.clone() });
-        found
+        sides.into_iter().for_each(|(program, region)| conditions.add(program, region));
+        let comparison = ComparisonPart::new(templates, conditions, *same_bits);
+        let outcome = self.run_part(&comparison, &text, shared);
+        shared.outcomes.insert(text, PartOutcome { limits: Vec::new(), elements: 0, ..outcome.clone() });
+        outcome
     }
 
     /// The number of ranks on which two regions run.
@@ -173,13 +172,13 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
         let mut run = PartRun { part, shared, elements: 0, limits: Vec::new(), influence, ran: false };
         let mut undecided = None;
         for &(index, bucket) in self.buckets {
-            for (at, verdict) in run.compare_in_bucket(self.symbols, index, bucket) {
+            for (sizes, verdict) in run.compare_in_bucket(self.symbols, index, bucket) {
                 match verdict {
                     Verdict::Equal(_) => {}
-                    Verdict::Undecided(what) => undecided = undecided.or(Some((what, at))),
+                    Verdict::Undecided(doubt) => undecided = undecided.or(Some((doubt, sizes))),
                     verdict => {
                         let PartRun { elements, limits, .. } = run;
-                        return PartOutcome { verdict, at, limits, elements, canonical_text: None };
+                        return PartOutcome { verdict, at: sizes, limits, elements, canonical_text: None };
                     }
                 }
             }
@@ -196,11 +195,17 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
         if ran && undecided.is_none() {
             shared.agreeing.insert(text.to_string());
         }
-        let (verdict, at) = match undecided {
-            Some((what, at)) => (Verdict::Undecided(what), at),
+        let (verdict, sizes) = match undecided {
+            Some((doubt, sizes)) => (Verdict::Undecided(doubt), sizes),
             None => (Verdict::Equal(elements), String::new()),
         };
-        PartOutcome { verdict, at, limits, elements, canonical_text: part.canonical_text(self.source.graph) }
+        PartOutcome {
+            verdict,
+            at: sizes,
+            limits,
+            elements,
+            canonical_text: part.canonical_text(self.source.graph),
+        }
     }
 
     /// The text of a pair of regions over symbols. Besides the buckets, the outcome depends only on it.
@@ -220,8 +225,9 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
                     let class = ComparedRegion::is_constant(program, leaf).then_some(elements.class);
                     let offset = &elements.offset;
                     let strides = &elements.strides;
-                    let held = self.replication.get(&elements.class).filter(|held| !held.is_none());
-                    out.push_str(&format!("{number} {offset:?} {strides:?} {class:?} {held:?}\n"));
+                    let replication =
+                        self.replication.get(&elements.class).filter(|replication| !replication.is_none());
+                    out.push_str(&format!("{number} {offset:?} {strides:?} {class:?} {replication:?}\n"));
                 }
             }
             for &n in &region.nodes {
@@ -276,13 +282,13 @@ impl<'a> ComparisonPart<'a> {
     /// The numbers of positions to compare along uniform axes. They are larger if there are few such axes, and
     /// then smaller if the rest is large.
     fn uniform_extents(&self) -> [i64; 2] {
-        let most = match self.alike_axes.iter().filter(|alike| **alike).count() {
+        let max_extent = match self.alike_axes.iter().filter(|alike| **alike).count() {
             0 | 1 => 128,
             2 => 16,
             3 => 8,
             _ => 4,
         };
-        [most, 2]
+        [max_extent, 2]
     }
 
     /// The sample with all positions, except along uniform axes.
@@ -336,10 +342,10 @@ impl<'a> ComparisonPart<'a> {
     }
 
     fn sample_starts(&self, extent: i64) -> Vec<i64> {
-        let last = extent - SAMPLED_POSITIONS;
+        let last_start = extent - SAMPLED_POSITIONS;
         let near = self.conditions.compared_numbers().filter_map(|n| n.checked_sub(SAMPLED_POSITIONS / 2));
-        let near = near.filter(|start| (1..last).contains(start)).take(MAX_SAMPLED_NUMBERS);
-        [0, last, last / 2].into_iter().chain(near).collect()
+        let near = near.filter(|start| (1..last_start).contains(start)).take(MAX_SAMPLED_NUMBERS);
+        [0, last_start, last_start / 2].into_iter().chain(near).collect()
     }
 
     fn instantiate(
@@ -400,28 +406,28 @@ impl PartRun<'_, '_, '_> {
             let limit = PartLimit::new(LimitKind::Conditions, format!("bucket {index}"));
             self.record_limit(PartLimit { sizes: chosen.left_out, ..limit }, true);
         }
-        for (i, at) in chosen.sizes.iter().enumerate() {
+        for (i, sizes) in chosen.sizes.iter().enumerate() {
             let is_upper = Some(i) == chosen.upper;
-            let text = describe_sizes(index, at);
+            let text = describe_sizes(index, sizes);
             if is_upper && chosen.is_bounded {
                 self.record_limit(PartLimit::new(LimitKind::Bounded, text.clone()), true);
             }
-            let mut verdict = self.compare_at(&bindings(symbols, at), &text, is_upper);
+            let mut verdict = self.compare_at(&bindings(symbols, sizes), &text, is_upper);
             if is_too_much(&verdict) {
-                let smaller = (1..48).map(|k| scaled(at, bucket, k)).filter(|_| is_upper);
+                let smaller = (1..48).map(|k| scaled(sizes, bucket, k)).filter(|_| is_upper);
                 let smaller: Vec<NamedSizes> =
-                    smaller.filter(|at| is_valid_in(self.shared, symbols, at)).collect();
-                let found = smaller.into_iter().find_map(|at| {
-                    let text = describe_sizes(index, &at);
-                    let verdict = self.compare_at(&bindings(symbols, &at), &text, true);
+                    smaller.filter(|sizes| is_valid_in(self.shared, symbols, sizes)).collect();
+                let affordable = smaller.into_iter().find_map(|sizes| {
+                    let text = describe_sizes(index, &sizes);
+                    let verdict = self.compare_at(&bindings(symbols, &sizes), &text, true);
                     (!is_too_much(&verdict)).then_some((text, verdict))
                 });
-                let Some((up_to, found)) = found else {
+                let Some((up_to, affordable)) = affordable else {
                     self.record_limit(PartLimit::new(LimitKind::TooLong, text), is_upper);
                     continue;
                 };
                 self.record_limit(PartLimit::new(LimitKind::UpTo, up_to), true);
-                verdict = found;
+                verdict = affordable;
             }
             self.ran |= !matches!(verdict, Verdict::Unknown(_));
             let goes_on = matches!(verdict, Verdict::Equal(_) | Verdict::Undecided(_));
@@ -450,7 +456,7 @@ impl PartRun<'_, '_, '_> {
         for (window, wide) in pairs {
             match self.judge_window(sizes, &window, wide, effort) {
                 Verdict::Equal(n) => elements += n,
-                Verdict::Undecided(what) => undecided = undecided.or(Some(what)),
+                Verdict::Undecided(doubt) => undecided = undecided.or(Some(doubt)),
                 other => return other,
             }
         }
@@ -472,23 +478,23 @@ impl PartRun<'_, '_, '_> {
 
     /// The sample to run at given sizes. `None` if all candidates take too long.
     fn prepare(&self, sizes: &SymbolBindings) -> Result<Option<PreparedSample>, String> {
-        let [most, least] = self.part.uniform_extents();
-        let large = self.cost_sample(sizes, self.part.full_sample(most))?;
+        let [large_extent, small_extent] = self.part.uniform_extents();
+        let large = self.cost_sample(sizes, self.part.full_sample(large_extent))?;
         if large.effort == DrawEffort::Thorough {
             return Ok(Some(large));
         }
-        let small = self.cost_sample(sizes, self.part.full_sample(least))?;
+        let small = self.cost_sample(sizes, self.part.full_sample(small_extent))?;
         if small.effort == DrawEffort::Thorough {
             return Ok(Some(small));
         }
-        let whole = if large.cost <= MAX_UNSAMPLED_WORK { large } else { small };
-        if whole.effort == DrawEffort::Usual || whole.cost <= MAX_UNSAMPLED_WORK {
-            return Ok(Some(whole));
+        let unsampled = if large.cost <= MAX_UNSAMPLED_WORK { large } else { small };
+        if unsampled.effort == DrawEffort::Usual || unsampled.cost <= MAX_UNSAMPLED_WORK {
+            return Ok(Some(unsampled));
         }
         let shape = self.part.templates[0].root_shape(sizes)?;
         let sampled = self.part.sample(&shape).map(|sample| self.cost_sample(sizes, sample)).transpose()?;
-        let sampled = sampled.filter(|s| s.cost <= MAX_SAMPLED_WORK && s.cost < whole.cost / 2);
-        Ok(sampled.or(Some(whole).filter(|whole| whole.cost <= MAX_COMPARISON_WORK)))
+        let sampled = sampled.filter(|s| s.cost <= MAX_SAMPLED_WORK && s.cost < unsampled.cost / 2);
+        Ok(sampled.or(Some(unsampled).filter(|unsampled| unsampled.cost <= MAX_COMPARISON_WORK)))
     }
 
     fn cost_sample(&self, sizes: &SymbolBindings, sample: WindowSample) -> Result<PreparedSample, String> {
@@ -504,9 +510,9 @@ impl PartRun<'_, '_, '_> {
         }
         let merges = |side: &ConcreteRegion| side.graph.ranks > Some(1) && selects_floats(&side.graph);
         let is_merge = pairs.iter().flat_map(|(_, pair)| pair).any(merges);
-        let most =
+        let max_work =
             [MAX_THOROUGH_WORK, if is_merge { MAX_SAMPLED_WORK } else { MAX_UNSAMPLED_WORK }, u128::MAX];
-        let affordable = costs.into_iter().zip(most).find(|((_, cost), most)| cost <= most);
+        let affordable = costs.into_iter().zip(max_work).find(|((_, cost), max)| cost <= max);
         let (effort, cost) = affordable.map_or(costs[2], |(chosen, _)| chosen);
         Ok(PreparedSample { pairs, positions: sample.positions, effort, cost })
     }
@@ -531,14 +537,14 @@ impl PartRun<'_, '_, '_> {
         };
         let same_bits = self.part.same_bits;
         let key = comparison_key(&typed, same_bits);
-        if let Some(known) = self.shared.judgements.get(&key) {
+        if let Some(judgement) = self.shared.judgements.get(&key) {
             // A leaf that was not tried because it had influenced a result at other sizes may have to be tried here.
-            let mut missing = known.influence.missing();
+            let mut missing = judgement.influence.missing();
             if missing.all(|leaf| self.influence.shown.contains(&leaf)) {
-                self.influence.extend(&known.influence);
-                return match &known.verdict {
+                self.influence.extend(&judgement.influence);
+                return match &judgement.verdict {
                     Verdict::Equal(_) => Verdict::Equal(0),
-                    known => known.clone(),
+                    verdict => verdict.clone(),
                 };
             }
         }
@@ -577,9 +583,9 @@ fn comparison_key(pair: &[ConcreteRegion; 2], same_bits: bool) -> String {
             let number = numbers.entry(leaf.class).or_insert(next);
             // The class represents the data of the program, which may be large.
             let class = leaf.data.as_ref().map(|_| leaf.class);
-            let held = leaf.replication.as_ref().filter(|held| !held.is_none());
+            let replication = leaf.replication.as_ref().filter(|replication| !replication.is_none());
             let RegionLeaf { offset, strides, number: of_region, .. } = leaf;
-            out.push_str(&format!("{number} {of_region} {offset} {strides:?} {class:?} {held:?}\n"));
+            out.push_str(&format!("{number} {of_region} {offset} {strides:?} {class:?} {replication:?}\n"));
         }
     }
     out

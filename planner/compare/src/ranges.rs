@@ -31,8 +31,8 @@ impl IntegerBounds {
             }
             for i in 0..tensor.numel() {
                 let x = tensor.get_i64(i);
-                let one = IntegerBounds::new(x, x);
-                out = Some(out.map_or(one, |known| known.join(one)));
+                let single = IntegerBounds::new(x, x);
+                out = Some(out.map_or(single, |bounds| bounds.join(single)));
             }
         }
         out

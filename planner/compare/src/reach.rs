@@ -254,9 +254,9 @@ impl ElementReach<'_> {
             let strides = interp::broadcast_strides(&self.shape(x), &shape);
             for (of_operand, of_result) in self.read_of(x).iter_mut().zip(&read) {
                 let mut results = of_result.iter();
-                interp::for_each_offset(&shape, [&strides], |[at]| {
+                interp::for_each_offset(&shape, [&strides], |[offset]| {
                     if results.next() == Some(&true) {
-                        of_operand[at] = true;
+                        of_operand[offset] = true;
                     }
                 });
             }

@@ -18,18 +18,18 @@ pub struct ComparedRegion {
     pub leaves: Vec<ValueId>,
 }
 
-/// The region of a value up to the leaves that `is_leaf` selects. `None` if it has more nodes than `most`.
+/// The region of a value up to the leaves that `is_leaf` selects. `None` if it has more nodes than `max_nodes`.
 /// Inputs are leaves. Values that depend on no input are not.
 pub fn find_region(
     program: &NumberedProgram<'_>,
     root: ValueId,
-    most: usize,
+    max_nodes: usize,
     is_leaf: impl Fn(ValueId) -> bool,
 ) -> Option<ComparedRegion> {
     let graph = program.graph;
     let mut nodes = Vec::new();
     let mut leaves = Vec::new();
-    let mut seen = HashSet::from([root]);
+    let mut visited = HashSet::from([root]);
     let mut seen_nodes = HashSet::new();
     let mut open = vec![root];
     while let Some(value) = open.pop() {
@@ -39,10 +39,10 @@ pub fn find_region(
                     continue;
                 }
                 nodes.push(n);
-                if nodes.len() > most {
+                if nodes.len() > max_nodes {
                     return None;
                 }
-                open.extend(graph.nodes[n].inputs.iter().filter(|&&v| seen.insert(v)));
+                open.extend(graph.nodes[n].inputs.iter().filter(|&&v| visited.insert(v)));
             }
             _ => leaves.push(value),
         }

@@ -146,8 +146,8 @@ impl SizeConditions {
                 out.push(sizes.collect());
             }
         }
-        let mut seen = BTreeSet::new();
-        out.retain(|sizes| seen.insert(sizes.clone()) && is_valid(sizes));
+        let mut distinct = BTreeSet::new();
+        out.retain(|sizes| distinct.insert(sizes.clone()) && is_valid(sizes));
         let cut = out.len().saturating_sub(MAX_COMPARED_SIZES);
         out.truncate(MAX_COMPARED_SIZES);
         ChosenSizes {
@@ -159,10 +159,10 @@ impl SizeConditions {
     }
 
     /// The lower end of a bucket, sizes near it, and the upper end, for the symbols in `used` or for all.
-    fn bucket_boundaries(used: &BTreeSet<&str>, bucket: &Bucket, all: bool) -> [NamedSizes; 3] {
+    fn bucket_boundaries(used: &BTreeSet<&str>, bucket: &Bucket, all_symbols: bool) -> [NamedSizes; 3] {
         let choose = |choose_value: &dyn Fn(usize, [i64; 2]) -> i64| -> NamedSizes {
             let sizes = bucket.symbols.iter().enumerate().map(|(i, (name, range))| {
-                let moves = all || used.contains(name.as_str());
+                let moves = all_symbols || used.contains(name.as_str());
                 let value = if moves { choose_value(i, *range) } else { range[0] };
                 (name.clone(), value.clamp(range[0], range[1].max(range[0])))
             });
@@ -172,16 +172,16 @@ impl SizeConditions {
         [choose(&|_, [low, _]| low), near, choose(&|_, [_, high]| high)]
     }
 
-    /// The values of one symbol at which a condition changes, with the other symbols as in `at`.
+    /// The values of one symbol at which a condition changes, with the other symbols as in `sizes`.
     fn find_turning_points(
         &self,
         search: &mut ConditionSearch<'_>,
-        at: &NamedSizes,
+        sizes: &NamedSizes,
         name: &str,
         range: [i64; 2],
     ) -> BTreeSet<i64> {
         let symbols = search.symbols;
-        let mut bound = bindings(symbols, at);
+        let mut bound = bindings(symbols, sizes);
         let Some(id) = symbols.iter().find(|(_, s)| s.name == name).map(|(id, _)| id) else {
             return BTreeSet::new();
         };
@@ -289,10 +289,10 @@ fn find_sign_change(f: &mut dyn FnMut(i64) -> Option<i64>, [low, high]: [i64; 2]
         return None;
     }
     let mut from = low;
-    let mut to = high;
-    while to - from > 1 {
-        let middle = from + (to - from) / 2;
-        if side(middle)? == first { from = middle } else { to = middle }
+    let mut end = high;
+    while end - from > 1 {
+        let middle = from + (end - from) / 2;
+        if side(middle)? == first { from = middle } else { end = middle }
     }
-    Some(to)
+    Some(end)
 }

@@ -93,17 +93,17 @@ fn at(
     };
     let sizes = SymbolBindings::new();
     let shape = template.root_shape(&sizes).expect("numbers");
-    let whole = template.instantiate(&sizes, &vec![None; shape.len()], precision).expect("a program");
-    (whole, template.instantiate(&sizes, &window(&shape), precision).expect("a program"))
+    let full = template.instantiate(&sizes, &vec![None; shape.len()], precision).expect("a program");
+    (full, template.instantiate(&sizes, &window(&shape), precision).expect("a program"))
 }
 
 fn cut(tensor: &Tensor, window: &ValueWindow) -> Vec<f64> {
     let shape = tensor.shape();
     let inside = (0..tensor.numel()).filter(|&position| {
-        let mut rest = position;
+        let mut remaining = position;
         shape.iter().zip(window).rev().all(|(&extent, span)| {
-            let index = (rest % extent) as i64;
-            rest /= extent;
+            let index = (remaining % extent) as i64;
+            remaining /= extent;
             span.is_none_or(|s| (s.start..s.start + s.count).contains(&index))
         })
     });
@@ -126,20 +126,20 @@ fn a_window_of_a_result_is_that_part_of_the_whole() {
                 });
                 spans.collect()
             };
-            let (whole, part) = at(&source, &window, RegionPrecision::Typed);
-            let drawing = LeafDraws::new([&whole, &part]).expect("drawn");
-            let [whole, part] = [&whole, &part].map(|concrete| {
+            let (full, windowed) = at(&source, &window, RegionPrecision::Typed);
+            let drawing = LeafDraws::new([&full, &windowed]).expect("drawn");
+            let [full, windowed] = [&full, &windowed].map(|concrete| {
                 run_region(concrete, &drawing, Draw::new(DrawKind::Moderate, seed), DrawChange::default())
                     .unwrap_or_else(|e| panic!("{e}\n{}", text::print(&concrete.graph)))
             });
-            for (whole, part) in whole.iter().zip(&part) {
-                let shape: Vec<i64> = whole.shape().iter().map(|&n| n as i64).collect();
-                let expected = cut(whole, &window(&shape));
+            for (full, windowed) in full.iter().zip(&windowed) {
+                let shape: Vec<i64> = full.shape().iter().map(|&n| n as i64).collect();
+                let expected = cut(full, &window(&shape));
                 let expected = Tensor::from_f64(DType::F64, vec![expected.len()], &expected).expect("floats");
-                let found = part.to_f64();
-                let found = Tensor::from_f64(DType::F64, vec![found.len()], &found).expect("floats");
-                let same = compare(&found, &expected, Tolerance::absolute(1e-6));
-                assert!(same.agrees(), "{body} at {:?}: {same}", window(&shape));
+                let actual = windowed.to_f64();
+                let actual = Tensor::from_f64(DType::F64, vec![actual.len()], &actual).expect("floats");
+                let comparison = compare(&actual, &expected, Tolerance::absolute(1e-6));
+                assert!(comparison.agrees(), "{body} at {:?}: {comparison}", window(&shape));
             }
             tried += 1;
         }

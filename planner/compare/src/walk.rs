@@ -73,9 +73,9 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         }
         let of_planned = numbering.add_program(planned);
         let mut replication = HashMap::new();
-        for (v, held) in Replication::of_graph(source).iter() {
+        for (v, ranks) in Replication::of_graph(source).iter() {
             if let Some(elements) = &numbered.elements[v] {
-                replication.entry(elements.class).or_insert_with(|| held.clone());
+                replication.entry(elements.class).or_insert_with(|| ranks.clone());
             }
         }
         let by_name = source.values.iter().filter(|(v, _)| numbered.elements[*v].is_some());
@@ -127,8 +127,9 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             }
             let named = self.by_name.get(planned.value_name(v)).copied();
             let Some(s) = named else { continue };
-            let taken = self.source.elements[s].as_ref().is_none_or(|e| self.in_planned.contains(&e.class));
-            if !taken && self.source.types[s] == self.planned.types[v] {
+            let is_shared =
+                self.source.elements[s].as_ref().is_none_or(|e| self.in_planned.contains(&e.class));
+            if !is_shared && self.source.types[s] == self.planned.types[v] {
                 self.compare_values(s, v, None);
             }
         }
@@ -139,23 +140,23 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         if self.elements_of(s, p).is_some_and(|elements| self.agreed.contains(&elements)) {
             return self.mark_equal(s, p);
         }
-        let (verdict, at, regions) = self.examine(s, p, false);
-        let known = regions.as_ref().and_then(|r| self.first_suspect(r));
+        let (verdict, sizes, regions) = self.examine(s, p, false);
+        let suspect = regions.as_ref().and_then(|r| self.first_suspect(r));
         let assumed = regions.as_ref().is_some_and(|r| self.is_assumed(r));
         match verdict {
-            Verdict::Equal(_) | Verdict::Undecided(_) => self.accept(s, p, output, verdict, &at),
+            Verdict::Equal(_) | Verdict::Undecided(_) => self.accept(s, p, output, verdict, &sizes),
             Verdict::Differs(_) if assumed => {
                 self.assume_equal(s, p, "it is computed from a part that was not compared");
             }
-            Verdict::Differs(what) => {
+            Verdict::Differs(difference) => {
                 let depth = 1 + regions.as_ref().map_or(0, |r| self.depth(r));
-                self.suspects.insert(p, SuspectValue { depth, of: s, what, at });
+                self.suspects.insert(p, SuspectValue { depth, of: s, what: difference, at: sizes });
                 if output.is_some() || depth > MAX_SUSPECT_VALUES {
-                    self.resolve_suspect(s, p, known.unwrap_or(p), output);
+                    self.resolve_suspect(s, p, suspect.unwrap_or(p), output);
                 }
             }
-            Verdict::NoInfluence(_) => self.leave_out(s, p, &at),
-            Verdict::Unknown(reason) => match known {
+            Verdict::NoInfluence(_) => self.leave_out(s, p, &sizes),
+            Verdict::Unknown(reason) => match suspect {
                 Some(first) => self.resolve_suspect(s, p, first, output),
                 None => self.assume_equal(s, p, &reason),
             },
@@ -163,10 +164,10 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
     }
 
     /// Marks a planned value as equal to the source's value, after a comparison without a difference.
-    fn accept(&mut self, s: ValueId, p: ValueId, output: Option<usize>, verdict: Verdict, at: &str) {
-        if let Verdict::Undecided(what) = verdict {
-            let what = self.describe_difference(p, output, at, &what);
-            self.shared.comparison.add_undecided(what);
+    fn accept(&mut self, s: ValueId, p: ValueId, output: Option<usize>, verdict: Verdict, sizes: &str) {
+        if let Verdict::Undecided(difference) = verdict {
+            let message = self.describe_difference(p, output, sizes, &difference);
+            self.shared.comparison.add_undecided(message);
             self.status = self.status.max(SourceStatus::NotCompared);
         }
         let elements = self.elements_of(s, p);
@@ -224,46 +225,56 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
     fn resolve_suspect(&mut self, s: ValueId, p: ValueId, first: ValueId, output: Option<usize>) {
         let mut first = first;
         for _ in 0..=MAX_SUSPECT_VALUES {
-            let of = self.suspects.get(&first).map_or(s, |suspect| suspect.of);
-            let (found, at, _) = self.examine(of, first, true);
-            if !self.accept_agreement(of, first, output, found, &at) {
+            let source_value = self.suspects.get(&first).map_or(s, |suspect| suspect.of);
+            let (verdict, sizes, _) = self.examine(source_value, first, true);
+            if !self.accept_agreement(source_value, first, output, verdict, &sizes) {
                 break;
             }
             if first == p {
                 return;
             }
-            let (found, at, regions) = self.examine(s, p, false);
-            if self.accept_agreement(s, p, output, found, &at) {
+            let (verdict, sizes, regions) = self.examine(s, p, false);
+            if self.accept_agreement(s, p, output, verdict, &sizes) {
                 return;
             }
             first = regions.and_then(|r| self.first_suspect(&r)).unwrap_or(p);
         }
         let output = output.or(self.feeds[p]);
-        let (what, at) = match self.suspects.get(&first) {
+        let (difference, sizes) = match self.suspects.get(&first) {
             Some(SuspectValue { what, at, .. }) => (what.clone(), at.clone()),
             None => ("is another value".to_string(), String::new()),
         };
-        let what = self.describe_difference(first, output, &at, &what);
-        self.shared.comparison.add_difference(what);
+        let message = self.describe_difference(first, output, &sizes, &difference);
+        self.shared.comparison.add_difference(message);
         self.status = SourceStatus::Different;
         // Values that are computed from the suspect value are compared as if it were the source's value.
-        if let Some(of) = self.suspects.get(&first).map(|suspect| suspect.of) {
-            self.mark_equal(of, first);
+        if let Some(source_value) = self.suspects.get(&first).map(|suspect| suspect.of) {
+            self.mark_equal(source_value, first);
         }
         self.mark_equal(s, p);
     }
 
     /// Describes a difference, with the source's name of the output that it concerns.
-    fn describe_difference(&self, p: ValueId, output: Option<usize>, at: &str, what: &str) -> String {
+    fn describe_difference(
+        &self,
+        p: ValueId,
+        output: Option<usize>,
+        sizes: &str,
+        difference: &str,
+    ) -> String {
         let source = self.source.graph;
         let planned = self.planned.graph;
         let name = planned.value_name(p);
-        let of =
+        let named_output =
             output.or(self.feeds[p]).and_then(|k| Some((k, source.value_name(source.outputs.get(k)?.value))));
-        match of {
-            Some((k, of)) if of == name => format!("{at}: output {k} (%{of}) {what}"),
-            Some((k, of)) => format!("{at}: %{name}, from which output {k} (%{of}) is computed, {what}"),
-            None => format!("{at}: %{name} {what}"),
+        match named_output {
+            Some((k, output_name)) if output_name == name => {
+                format!("{sizes}: output {k} (%{output_name}) {difference}")
+            }
+            Some((k, output_name)) => {
+                format!("{sizes}: %{name}, from which output {k} (%{output_name}) is computed, {difference}")
+            }
+            None => format!("{sizes}: %{name} {difference}"),
         }
     }
 
@@ -283,9 +294,9 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             let reason = format!("a part has more than {MAX_REGION_NODES} nodes");
             return (Verdict::Unknown(reason), String::new(), None);
         };
-        let (mut verdict, mut at) = self.compare(&first);
+        let (mut verdict, mut sizes) = self.compare(&first);
         if !matches!(verdict, Verdict::Differs(_) | Verdict::NoInfluence(_)) {
-            return (verdict, at, Some(first));
+            return (verdict, sizes, Some(first));
         }
         let mut next = self.leaves_to_open(&first, thorough, false);
         let mut steps_without_influence = usize::from(matches!(verdict, Verdict::NoInfluence(_)));
@@ -299,21 +310,21 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             // Leaves of wider regions are related as in the program, so the verdict on a wider region replaces that
             // of a narrower one. Of several differences in a row, the first is the nearest to the value, and is kept.
             match self.compare(&wider) {
-                (found, at) if found.is_agreement() => return (found, at, Some(first)),
-                (found @ Verdict::NoInfluence(_), of_sizes) => {
+                (examined, sizes) if examined.is_agreement() => return (examined, sizes, Some(first)),
+                (examined @ Verdict::NoInfluence(_), of_sizes) => {
                     steps_without_influence += 1;
-                    (verdict, at) = (found, of_sizes);
+                    (verdict, sizes) = (examined, of_sizes);
                 }
-                (found @ Verdict::Differs(_), of_sizes) => {
+                (examined @ Verdict::Differs(_), of_sizes) => {
                     if matches!(verdict, Verdict::NoInfluence(_)) {
-                        (verdict, at) = (found, of_sizes);
+                        (verdict, sizes) = (examined, of_sizes);
                     }
                 }
                 _ => break,
             }
             next = self.leaves_to_open(&wider, thorough, true);
         }
-        (verdict, at, Some(first))
+        (verdict, sizes, Some(first))
     }
 
     /// The values before views of all elements that both sides have in common. Ops compute along the axes of
@@ -323,11 +334,11 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             let Some(of_source) = defining_node(self.source.graph, s) else { return (s, p) };
             let Some(of_planned) = defining_node(self.planned.graph, p) else { return (s, p) };
             let (&[x], &[y]) = (&of_source.inputs[..], &of_planned.inputs[..]) else { return (s, p) };
-            let whole = matches!(of_source.op, Op::Reshape | Op::Permute { .. });
-            let same = of_source.op == of_planned.op
+            let is_rearrangement = matches!(of_source.op, Op::Reshape | Op::Permute { .. });
+            let same_op = of_source.op == of_planned.op
                 && self.source.types[x] == self.planned.types[y]
                 && self.source.types[s] == self.planned.types[p];
-            if !(whole && same) {
+            if !(is_rearrangement && same_op) {
                 return (s, p);
             }
             s = x;
@@ -350,9 +361,10 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             let planned = of_planned.get(class).and_then(|&v| self.planned.graph.defining_node(v));
             source.is_some() || planned.is_some()
         };
-        let alone = of_source.keys().filter(|c| !of_planned.contains_key(c));
-        let alone = alone.chain(of_planned.keys().filter(|c| !of_source.contains_key(c)));
-        let (alone, inputs): (Vec<ElementClass>, Vec<ElementClass>) = alone.copied().partition(is_computed);
+        let one_sided = of_source.keys().filter(|c| !of_planned.contains_key(c));
+        let one_sided = one_sided.chain(of_planned.keys().filter(|c| !of_source.contains_key(c)));
+        let (one_sided, inputs): (Vec<ElementClass>, Vec<ElementClass>) =
+            one_sided.copied().partition(is_computed);
         let computed: Vec<(ElementClass, ValueId)> =
             of_source.iter().filter(|(c, _)| is_computed(c)).map(|(&c, &v)| (c, v)).collect();
         // Masks and positions are made of related integers. Floats are hardly ever related.
@@ -361,9 +373,9 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             .filter(|(_, v)| !self.source.types[*v].dtype.is_float())
             .map(|&(class, _)| class)
             .collect();
-        if !alone.is_empty() {
-            let also = integers.into_iter().filter(|class| with_integers && !alone.contains(class));
-            return alone.iter().copied().chain(also).collect();
+        if !one_sided.is_empty() {
+            let also = integers.into_iter().filter(|class| with_integers && !one_sided.contains(class));
+            return one_sided.iter().copied().chain(also).collect();
         }
         if !integers.is_empty() || !thorough && inputs.is_empty() {
             return integers;
@@ -440,21 +452,21 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         let ComparisonState { comparison, parts, .. } = &mut *self.shared;
         comparison.elements += outcome.elements;
         let next = comparison.parts.len();
-        let at = match &outcome.canonical_text {
+        let index = match &outcome.canonical_text {
             Some(alike) => *parts.entry(alike.clone()).or_insert(next),
             None => next,
         };
-        match comparison.parts.get_mut(at) {
-            Some(part) => {
-                part.places += 1;
-                part.add_limits(&outcome.limits);
+        match comparison.parts.get_mut(index) {
+            Some(compared_part) => {
+                compared_part.places += 1;
+                compared_part.add_limits(&outcome.limits);
             }
             None => {
                 let value = self.planned.graph.value_name(regions.of_planned.root).to_string();
                 let nodes = [regions.of_source.nodes.len(), regions.of_planned.nodes.len()];
-                let mut part = ComparedPart::new(value, nodes);
-                part.add_limits(&outcome.limits);
-                comparison.parts.push(part);
+                let mut compared_part = ComparedPart::new(value, nodes);
+                compared_part.add_limits(&outcome.limits);
+                comparison.parts.push(compared_part);
             }
         }
     }

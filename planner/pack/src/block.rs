@@ -93,14 +93,14 @@ impl SectionIndex {
 
     fn new(blocks: &[Block]) -> Self {
         let instants_of_blocks = blocks.iter().flat_map(|b| [b.start, b.end]);
-        let last = instants_of_blocks.clone().max().unwrap_or(0);
+        let last_instant = instants_of_blocks.clone().max().unwrap_or(0);
         let mut sorted = Vec::new();
-        if last / 8 > blocks.len() {
+        if last_instant / 8 > blocks.len() {
             sorted = instants_of_blocks.chain([0]).collect();
             sorted.sort_unstable();
             sorted.dedup();
         }
-        let instants = if sorted.is_empty() { last + 1 } else { sorted.len() };
+        let instants = if sorted.is_empty() { last_instant + 1 } else { sorted.len() };
         let mut times = SectionIndex { sorted, before: vec![0; instants], count: 0 };
         for b in blocks.iter().filter(|b| b.size > 0) {
             let start = times.instant_index(b.start);

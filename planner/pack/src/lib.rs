@@ -157,9 +157,9 @@ fn pack_parts(
     packing: &mut Packing,
 ) -> Result<(), PackError> {
     let mut offsets = vec![0; blocks.len()];
-    let mut known = parts::PartOffsets::default();
+    let mut part_offsets = parts::PartOffsets::default();
     for part in parts {
-        known.place_part(blocks, spans, &part, &mut offsets, |part_blocks| {
+        part_offsets.place_part(blocks, spans, &part, &mut offsets, |part_blocks| {
             let config = Config {
                 work: share_budget(config.work, part_blocks.len(), blocks.len()),
                 exact: share_budget(config.exact, part_blocks.len(), blocks.len()),
@@ -197,25 +197,25 @@ fn pack_connected(
     let mut best: Option<FoundPacking> = swept.map(|(peak, offsets)| (peak, offsets, "away from the bound"));
     let swept = if best.is_some() { blocks.len() as u64 } else { 0 };
     // A sweep exists only if no offset is given, so there are no given offsets to check.
-    if let Some(found) = best.take_if(|b| b.0 <= goal) {
-        return Ok((found, swept));
+    if let Some(packing) = best.take_if(|b| b.0 <= goal) {
+        return Ok((packing, swept));
     }
     let mut search = OrderSearch::new(blocks, spans, swept, budget + swept);
     search.check_fixed_offsets()?;
     let mut orders = orders::portfolio(blocks, spans, loads);
     search.try_orders(orders.by_ref().take(FIRST_ORDERS), &mut best, goal);
-    let mut more = 0;
-    if let Some(found) = best.take_if(|b| b.0 > goal && config.exact > 0) {
-        let (refined, work) = refine::refine(blocks, spans, found, max_load(loads).0, goal, config.exact);
+    let mut refine_work = 0;
+    if let Some(packing) = best.take_if(|b| b.0 > goal && config.exact > 0) {
+        let (refined, work) = refine::refine(blocks, spans, packing, max_load(loads).0, goal, config.exact);
         best = Some(refined);
-        more = work;
+        refine_work = work;
     }
     search.try_orders(orders, &mut best, goal);
     let mut best = best.unwrap_or_default();
-    if more == 0 {
+    if refine_work == 0 {
         best = search.promote(best, goal);
     }
-    Ok((best, search.work() + more))
+    Ok((best, search.work() + refine_work))
 }
 
 /// The largest sum of sizes that are alive at one instant.
@@ -292,7 +292,7 @@ impl<'a> OrderSearch<'a> {
     /// Returns nothing if the peak is not below `limit`, or if the budget is spent and the order takes twice
     /// the expected work.
     fn place(&mut self, sequence: &[u32], fit: FitRule, limit: Option<u64>) -> Option<(u64, Vec<u64>)> {
-        let most = self.budget.max(self.work() + 2 * self.blocks.len() as u64);
+        let max_work = self.budget.max(self.work() + 2 * self.blocks.len() as u64);
         self.occupancy.clear();
         let mut offsets = vec![0; self.blocks.len()];
         let mut peak = 0;
@@ -315,7 +315,7 @@ impl<'a> OrderSearch<'a> {
             let offset = self.find_gap(b, fit);
             offsets[b] = offset;
             peak = peak.max(offset + block.size);
-            if limit.is_some_and(|limit| peak >= limit || self.work() > most) {
+            if limit.is_some_and(|limit| peak >= limit || self.work() > max_work) {
                 return None;
             }
             self.occupy(b, offset);
@@ -324,13 +324,13 @@ impl<'a> OrderSearch<'a> {
     }
 
     fn find_gap(&mut self, block: usize, fit: FitRule) -> u64 {
-        let mut taken = self.occupancy.occupied_during(self.spans.ranges_of(block));
+        let mut occupied = self.occupancy.occupied_during(self.spans.ranges_of(block));
         let Block { size, align, .. } = self.blocks[block];
         let offset = match fit {
-            FitRule::First => taken.lowest_gap(size, align.max(1)),
-            FitRule::Best => taken.tightest_gap(size, align.max(1)),
+            FitRule::First => occupied.lowest_gap(size, align.max(1)),
+            FitRule::Best => occupied.tightest_gap(size, align.max(1)),
         };
-        self.passed += taken.passed;
+        self.passed += occupied.passed;
         offset
     }
 
@@ -365,12 +365,13 @@ impl<'a> OrderSearch<'a> {
 
     /// Checks that given offsets do not overlap.
     fn check_fixed_offsets(&mut self) -> Result<(), PackError> {
-        let given: Vec<usize> = (0..self.blocks.len()).filter(|&b| self.blocks[b].offset.is_some()).collect();
-        for (i, &b) in given.iter().enumerate() {
+        let fixed_blocks: Vec<usize> =
+            (0..self.blocks.len()).filter(|&b| self.blocks[b].offset.is_some()).collect();
+        for (i, &b) in fixed_blocks.iter().enumerate() {
             let block = &self.blocks[b];
             let offset = self.blocks[b].offset.unwrap_or(0);
             if self.occupancy.occupied_during(self.spans.ranges_of(b)).blocks_range(offset, block.size) {
-                let mut earlier = given[..i].iter().copied();
+                let mut earlier = fixed_blocks[..i].iter().copied();
                 let first = earlier.find(|&a| {
                     let from = self.blocks[a].offset.unwrap_or(0);
                     from < offset + block.size

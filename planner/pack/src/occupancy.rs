@@ -32,13 +32,13 @@ impl RangeUnion {
             return true;
         }
         let first = self.rest.partition_point(|r| r.1 < from);
-        let last = first + self.rest[first..].iter().take_while(|r| r.0 <= to).count();
-        match self.rest[first..last] {
+        let end = first + self.rest[first..].iter().take_while(|r| r.0 <= to).count();
+        match self.rest[first..end] {
             [] => self.rest.insert(first, (from, to)),
             [only] if only.0 <= from && to <= only.1 => return false,
             [low, ..] => {
-                self.rest[first] = (low.0.min(from), self.rest[last - 1].1.max(to));
-                self.rest.drain(first + 1..last);
+                self.rest[first] = (low.0.min(from), self.rest[end - 1].1.max(to));
+                self.rest.drain(first + 1..end);
             }
         }
         true
@@ -123,18 +123,18 @@ impl Occupancy {
 
     /// The offsets that are taken at some instant of these half-open ranges.
     pub fn occupied_during(&self, ranges: impl Iterator<Item = (usize, usize)>) -> OccupiedOffsets<'_> {
-        let mut taken = OccupiedOffsets { solid: 0, unions: Unions::new(), passed: 0 };
+        let mut occupied = OccupiedOffsets { solid: 0, unions: Unions::new(), passed: 0 };
         for (from, to) in ranges {
             let mut l = from + self.leaves;
             let mut r = to + self.leaves;
             while l < r {
                 if l % 2 == 1 {
-                    taken.add_union(&self.any[l]);
+                    occupied.add_union(&self.any[l]);
                     l += 1;
                 }
                 if r % 2 == 1 {
                     r -= 1;
-                    taken.add_union(&self.any[r]);
+                    occupied.add_union(&self.any[r]);
                 }
                 (l, r) = (l / 2, r / 2);
             }
@@ -143,14 +143,14 @@ impl Occupancy {
             let mut l = (from + self.leaves) / 2;
             let mut r = (to - 1 + self.leaves) / 2;
             while l > 0 {
-                taken.add_union(&self.cover[l]);
+                occupied.add_union(&self.cover[l]);
                 if r != l {
-                    taken.add_union(&self.cover[r]);
+                    occupied.add_union(&self.cover[r]);
                 }
                 (l, r) = (l / 2, r / 2);
             }
         }
-        taken
+        occupied
     }
 }
 

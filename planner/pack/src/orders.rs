@@ -30,10 +30,10 @@ pub fn portfolio<'a>(
     spans: &'a BlockSpans,
     loads: &'a [u64],
 ) -> impl Iterator<Item = PlacementOrder> + 'a {
-    let last = blocks.iter().map(|b| b.start.max(b.end)).max().unwrap_or(0);
+    let last_instant = blocks.iter().map(|b| b.start.max(b.end)).max().unwrap_or(0);
     let lengths: Vec<u64> = blocks
         .iter()
-        .map(|b| if b.start < b.end { b.end - b.start } else { last - b.start + b.end } as u64)
+        .map(|b| if b.start < b.end { b.end - b.start } else { last_instant - b.start + b.end } as u64)
         .collect();
     // For each instant the number of instants of the bound before it.
     let bound = loads.iter().max();
@@ -105,22 +105,22 @@ pub fn contention(spans: &BlockSpans, loads: &[u64], blocks: usize) -> Vec<u64> 
 /// The largest of a range of leaves of a segment tree.
 fn max_in_range(tree: &[u64], from: usize, to: usize) -> u64 {
     let leaves = tree.len() / 2;
-    let mut left = from + leaves;
-    let mut right = to + leaves;
-    let mut most = 0;
-    while left < right {
-        if left % 2 == 1 {
-            most = most.max(tree[left]);
-            left += 1;
+    let mut low = from + leaves;
+    let mut high = to + leaves;
+    let mut largest = 0;
+    while low < high {
+        if low % 2 == 1 {
+            largest = largest.max(tree[low]);
+            low += 1;
         }
-        if right % 2 == 1 {
-            right -= 1;
-            most = most.max(tree[right]);
+        if high % 2 == 1 {
+            high -= 1;
+            largest = largest.max(tree[high]);
         }
-        left /= 2;
-        right /= 2;
+        low /= 2;
+        high /= 2;
     }
-    most
+    largest
 }
 
 /// A peak, its offsets, and the name of the order that gave them.

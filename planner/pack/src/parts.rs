@@ -23,22 +23,22 @@ pub fn split_into_parts(blocks: &[Block], spans: &BlockSpans) -> Option<Vec<Vec<
         change[*to as usize] -= 1;
     }
     let mut going_on = 0;
-    let mut part = 0u32;
+    let mut part_index = 0u32;
     let number: Vec<u32> = change
         .iter()
         .enumerate()
         .map(|(t, c)| {
             going_on += c;
-            part += u32::from(going_on == 0 && t > 0);
-            part
+            part_index += u32::from(going_on == 0 && t > 0);
+            part_index
         })
         .collect();
-    let mut parts = vec![Vec::new(); part as usize + 1];
+    let mut part_blocks = vec![Vec::new(); part_index as usize + 1];
     for (b, [(from, _), _]) in (0..).zip(&spans.ranges) {
-        parts[number[*from as usize] as usize].push(b);
+        part_blocks[number[*from as usize] as usize].push(b);
     }
-    parts.retain(|p: &Vec<u32>| !p.is_empty());
-    (parts.len() > 1).then_some(parts)
+    part_blocks.retain(|p: &Vec<u32>| !p.is_empty());
+    (part_blocks.len() > 1).then_some(part_blocks)
 }
 
 /// The offsets of parts, by their shapes.
@@ -67,14 +67,17 @@ impl PartOffsets {
             .collect();
         shapes.sort_unstable();
         let shape: Vec<Shape> = shapes.iter().map(|s| s.0).collect();
-        if let Some(known) = self.offsets.get(&shape) {
-            shapes.iter().zip(known).for_each(|(&(_, i), &at)| offsets[part[i as usize] as usize] = at);
+        if let Some(stored) = self.offsets.get(&shape) {
+            shapes
+                .iter()
+                .zip(stored)
+                .for_each(|(&(_, i), &offset)| offsets[part[i as usize] as usize] = offset);
             return Ok(());
         }
         let own: Vec<Block> = part.iter().map(|&b| blocks[b as usize]).collect();
-        let found = pack(&own)?;
-        part.iter().zip(&found).for_each(|(&b, &at)| offsets[b as usize] = at);
-        self.offsets.insert(shape, shapes.iter().map(|&(_, i)| found[i as usize]).collect());
+        let packed = pack(&own)?;
+        part.iter().zip(&packed).for_each(|(&b, &offset)| offsets[b as usize] = offset);
+        self.offsets.insert(shape, shapes.iter().map(|&(_, i)| packed[i as usize]).collect());
         Ok(())
     }
 }

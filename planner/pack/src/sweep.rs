@@ -25,7 +25,7 @@ pub fn sweep(blocks: &[Block], spans: &BlockSpans, loads: &[u64]) -> Option<(u64
         return None;
     }
     let middle = loads.iter().zip(0u32..).max_by_key(|&(load, s)| (load, Reverse(s)))?.1;
-    let last = spans.sections as u32;
+    let sections = spans.sections as u32;
     let sized = || (0u32..).zip(blocks).filter(|(_, b)| b.size > 0).map(|(b, _)| b);
     let life = |b: u32| spans.ranges[b as usize][0];
 
@@ -34,10 +34,10 @@ pub fn sweep(blocks: &[Block], spans: &BlockSpans, loads: &[u64]) -> Option<(u64
     let mut offsets = vec![0; blocks.len()];
     let right = sized().filter(|&b| life(b).0 > middle).collect();
     let up = SweepPacker::new(blocks, &mut offsets, life).run(&stack, right);
-    let left = sized().filter(|&b| life(b).1 <= middle).collect();
+    let left_blocks = sized().filter(|&b| life(b).1 <= middle).collect();
     // The lifetimes mirrored in time.
-    let down =
-        SweepPacker::new(blocks, &mut offsets, |b| (last - life(b).1, last - life(b).0)).run(&stack, left);
+    let down = SweepPacker::new(blocks, &mut offsets, |b| (sections - life(b).1, sections - life(b).0))
+        .run(&stack, left_blocks);
     Some((up.max(down), offsets))
 }
 
@@ -126,8 +126,8 @@ impl<'a, L: Fn(u32) -> (u32, u32)> SweepPacker<'a, L> {
         self.offsets[b as usize] = at;
         self.link(under, b);
         self.link(b, over);
-        let both = [self.gap(under), self.gap(b)];
-        self.gaps.extend(both.into_iter().flatten());
+        let new_gaps = [self.gap(under), self.gap(b)];
+        self.gaps.extend(new_gaps.into_iter().flatten());
         self.peak = self.peak.max(self.top(b));
     }
 

@@ -96,8 +96,8 @@ struct TableColumns {
 impl TableColumns {
     fn read(header: &str) -> Result<Self, TableError> {
         let names: Vec<String> = header.split(',').map(|c| c.trim().to_ascii_lowercase()).collect();
-        let known = ["id", "lower", "upper", "start", "end", "size", "alignment", "offset"];
-        if let Some(twice) = known.iter().find(|k| names.iter().filter(|n| n == *k).count() > 1) {
+        let column_names = ["id", "lower", "upper", "start", "end", "size", "alignment", "offset"];
+        if let Some(twice) = column_names.iter().find(|k| names.iter().filter(|n| n == *k).count() > 1) {
             return Err(TableError::Repeated((*twice).to_string()));
         }
         let find = |name: &str| names.iter().position(|n| n == name);
@@ -125,14 +125,14 @@ impl BlockTable {
         let header = text.lines().next().filter(|line| !line.trim().is_empty()).ok_or(TableError::Empty)?;
         let columns = TableColumns::read(header)?;
         let mut table = BlockTable::default();
-        let most = text.bytes().filter(|&c| c == b'\n').count();
-        table.ids.ends.reserve(most);
-        table.blocks.reserve(most);
-        let mut seen: HashMap<&str, usize> = HashMap::new();
+        let line_count = text.bytes().filter(|&c| c == b'\n').count();
+        table.ids.ends.reserve(line_count);
+        table.blocks.reserve(line_count);
+        let mut line_of_id: HashMap<&str, usize> = HashMap::new();
         // Ids are unique as long as each is longer than the one before, or equally long and greater, as
         // ascending numbers are.
         let mut ascending = true;
-        let mut last = "";
+        let mut previous_id = "";
         let mut cells: Vec<&str> = Vec::new();
         for (line, row) in rows(text) {
             split(row, &mut cells);
@@ -141,18 +141,18 @@ impl BlockTable {
             }
             let id = cells[columns.id];
             let first = table.blocks.is_empty();
-            if ascending && !first && (id.len(), id) <= (last.len(), last) {
+            if ascending && !first && (id.len(), id) <= (previous_id.len(), previous_id) {
                 ascending = false;
-                seen.reserve(most);
+                line_of_id.reserve(line_count);
                 let before = rows(text).take(table.blocks.len());
-                seen.extend(
+                line_of_id.extend(
                     before.map(|(line, row)| (row.split(',').nth(columns.id).unwrap_or("").trim(), line)),
                 );
             }
-            if !ascending && let Some(first) = seen.insert(id, line) {
+            if !ascending && let Some(first) = line_of_id.insert(id, line) {
                 return Err(TableError::Id { line, id: id.into(), first });
             }
-            last = id;
+            previous_id = id;
             table.ids.push(id);
             table.blocks.push(parse_block(&columns, &cells, line)?);
         }
@@ -191,9 +191,9 @@ fn rows(text: &str) -> impl Iterator<Item = (usize, &str)> {
 fn split<'t>(line: &'t str, cells: &mut Vec<&'t str>) {
     cells.clear();
     let mut from = 0;
-    for (at, _) in line.bytes().enumerate().filter(|&(_, c)| c == b',') {
-        cells.push(line[from..at].trim());
-        from = at + 1;
+    for (comma, _) in line.bytes().enumerate().filter(|&(_, c)| c == b',') {
+        cells.push(line[from..comma].trim());
+        from = comma + 1;
     }
     cells.push(line[from..].trim());
 }
@@ -213,9 +213,9 @@ fn push_number(out: &mut String, mut number: u64) {
 
 fn parse_block(columns: &TableColumns, cells: &[&str], line: usize) -> Result<Block, TableError> {
     const EXPECTED_INTEGER: &str = "an integer from 0 to 2^62 - 1";
-    let number = |at: usize, column: &'static str, expected: &'static str| {
-        let value = cells[at].parse::<u64>().ok().filter(|&v| v < 1 << 62);
-        value.ok_or_else(|| TableError::Cell { line, column, found: cells[at].into(), expected })
+    let number = |index: usize, column: &'static str, expected: &'static str| {
+        let value = cells[index].parse::<u64>().ok().filter(|&v| v < 1 << 62);
+        value.ok_or_else(|| TableError::Cell { line, column, found: cells[index].into(), expected })
     };
     let (from, to) = if columns.inclusive { ("start", "end") } else { ("lower", "upper") };
     let lower = number(columns.start, from, EXPECTED_INTEGER)? as usize;
@@ -223,20 +223,21 @@ fn parse_block(columns: &TableColumns, cells: &[&str], line: usize) -> Result<Bl
     if lower >= upper {
         return Err(TableError::Lifetime { line, lower, upper });
     }
-    let given = columns.offset.filter(|&at| !matches!(cells[at], "" | "-1"));
-    let align = columns.alignment.map(|at| number(at, "alignment", "a positive integer")).transpose()?;
-    if let (Some(0), Some(at)) = (align, columns.alignment) {
+    let offset_column = columns.offset.filter(|&index| !matches!(cells[index], "" | "-1"));
+    let align =
+        columns.alignment.map(|index| number(index, "alignment", "a positive integer")).transpose()?;
+    if let (Some(0), Some(index)) = (align, columns.alignment) {
         let column = "alignment";
         let expected = "a positive integer";
-        return Err(TableError::Cell { line, column, found: cells[at].into(), expected });
+        return Err(TableError::Cell { line, column, found: cells[index].into(), expected });
     }
     Ok(Block {
         start: lower,
         end: upper,
         size: number(columns.size, "size", EXPECTED_INTEGER)?,
         align: align.unwrap_or(1),
-        offset: given
-            .map(|at| number(at, "offset", "an integer from 0 to 2^62 - 1, or nothing"))
+        offset: offset_column
+            .map(|index| number(index, "offset", "an integer from 0 to 2^62 - 1, or nothing"))
             .transpose()?,
     })
 }

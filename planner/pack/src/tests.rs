@@ -96,10 +96,10 @@ fn best_fit_takes_the_smallest_gap() {
     for (from, to) in [(0, 10), (30, 40), (45, 50)] {
         o.occupy(0, 1, from, to);
     }
-    let taken = || o.occupied_during([(0, 1)].into_iter());
-    assert_eq!((taken().lowest_gap(4, 1), taken().tightest_gap(4, 1)), (10, 40));
-    assert_eq!((taken().lowest_gap(6, 4), taken().tightest_gap(6, 4)), (12, 12));
-    assert_eq!((taken().lowest_gap(21, 1), taken().tightest_gap(21, 1)), (50, 50));
+    let occupied = || o.occupied_during([(0, 1)].into_iter());
+    assert_eq!((occupied().lowest_gap(4, 1), occupied().tightest_gap(4, 1)), (10, 40));
+    assert_eq!((occupied().lowest_gap(6, 4), occupied().tightest_gap(6, 4)), (12, 12));
+    assert_eq!((occupied().lowest_gap(21, 1), occupied().tightest_gap(21, 1)), (50, 50));
 }
 
 #[test]
@@ -153,9 +153,9 @@ fn a_sweep_keeps_alignments_where_many_gaps_are_tight() {
     let spans = BlockSpans::new(&b);
     let (peak, offsets) =
         sweep::sweep(&b, &spans, &spans.loads(&b)).expect("neither wraps nor given offsets");
-    let found = verify(&b, &offsets).expect("no overlap");
-    assert_eq!((found.peak, found.bound), (4744, 4744));
-    assert_eq!(peak, found.peak);
+    let verified = verify(&b, &offsets).expect("no overlap");
+    assert_eq!((verified.peak, verified.bound), (4744, 4744));
+    assert_eq!(peak, verified.peak);
     assert!(b.iter().zip(&offsets).all(|(b, o)| o.is_multiple_of(b.align)));
 }
 
@@ -218,9 +218,9 @@ proptest! {
             lives.iter().enumerate().flat_map(|l| (0..copies).map(move |copy| block(l, copy))).collect();
         let once: Vec<Block> = lives.iter().enumerate().map(|l| block(l, 0)).collect();
         let p = pack(&blocks, &Config::default()).expect("packs");
-        let one = pack(&once, &Config::default()).expect("packs");
+        let packed_once = pack(&once, &Config::default()).expect("packs");
         prop_assert_eq!(verify(&blocks, &p.offsets), Ok(VerifiedPacking { peak: p.peak, bound: p.bound }));
-        prop_assert_eq!((p.peak, p.bound), (one.peak, one.bound));
+        prop_assert_eq!((p.peak, p.bound), (packed_once.peak, packed_once.bound));
     }
 
     #[test]
@@ -291,15 +291,15 @@ fn ids_differ_whether_they_ascend_or_not() {
             ids.split(' ').map(|id| if id == "-" { String::new() } else { format!("0,{id},1,8") }).collect();
         BlockTable::read(&format!("lower,id,upper,size\n{}\n", lines.join("\n")))
     };
-    let again = |ids: &str| match read(ids) {
+    let duplicate = |ids: &str| match read(ids) {
         Err(TableError::Id { line, id, first }) => (id, first, line),
         other => panic!("{ids}: {other:?}"),
     };
     // A dash marks an empty line.
-    assert_eq!(again("0 - 3 7 - 3"), ("3".into(), 4, 7));
-    assert_eq!(again("5 5"), ("5".into(), 2, 3));
-    assert_eq!(again("a 5 a"), ("a".into(), 2, 4));
-    assert_eq!(again("1 2 a 2"), ("2".into(), 3, 5));
+    assert_eq!(duplicate("0 - 3 7 - 3"), ("3".into(), 4, 7));
+    assert_eq!(duplicate("5 5"), ("5".into(), 2, 3));
+    assert_eq!(duplicate("a 5 a"), ("a".into(), 2, 4));
+    assert_eq!(duplicate("1 2 a 2"), ("2".into(), 3, 5));
     for ids in ["0 1 2 10", "10 2 1 0", "7 07 +7 x", "9 10 a b bb", "2 b 3 1"] {
         let table = read(ids).expect("ids that differ");
         assert_eq!(table.ids.iter().collect::<Vec<_>>().join(" "), ids);
@@ -335,15 +335,15 @@ proptest! {
         // Small sizes often fit without waste. With large sizes, little is wasted compared with the capacity.
         blocks in prop_oneof![problem(6), problem(200)]
     ) {
-        let least = least_peak(&blocks, &mut vec![None; blocks.len()]);
+        let min_peak = least_peak(&blocks, &mut vec![None; blocks.len()]);
         let spans = BlockSpans::new(&blocks);
         let exact = ExactProblem::new(&blocks, &spans, 10).expect("neither wrapped nor given");
-        let ExactAnswer::Found(offsets) = exact.search(least).run(1_000_000, 1_000_000) else {
-            panic!("there is a packing of {least}: {blocks:?}");
+        let ExactAnswer::Found(offsets) = exact.search(min_peak).run(1_000_000, 1_000_000) else {
+            panic!("there is a packing of {min_peak}: {blocks:?}");
         };
-        prop_assert_eq!(verify(&blocks, &offsets).map(|v| v.peak), Ok(least));
-        if least > 0 {
-            prop_assert_eq!(exact.search(least - 1).run(1_000_000, 1_000_000), ExactAnswer::Impossible);
+        prop_assert_eq!(verify(&blocks, &offsets).map(|v| v.peak), Ok(min_peak));
+        if min_peak > 0 {
+            prop_assert_eq!(exact.search(min_peak - 1).run(1_000_000, 1_000_000), ExactAnswer::Impossible);
         }
     }
 }
@@ -408,10 +408,10 @@ fn minimalloc_d_has_a_packing_at_its_bound() {
         BlockTable::read(include_str!("../../../tests/packing/minimalloc/D.1048576.csv")).expect("a table");
     let packed =
         BlockTable::read(include_str!("../../../tests/packing/minimalloc/D.986112.csv")).expect("a table");
-    let given: Vec<u64> = packed.blocks.iter().filter_map(|b| b.offset).collect();
+    let offsets: Vec<u64> = packed.blocks.iter().filter_map(|b| b.offset).collect();
     assert_eq!(packed.ids, problem.ids);
-    assert_eq!(verify(&problem.blocks, &given), Ok(VerifiedPacking { peak: 986_112, bound: 986_112 }));
-    assert_eq!(pack(&packed.blocks, &Config::default()).map(|p| p.offsets), Ok(given));
+    assert_eq!(verify(&problem.blocks, &offsets), Ok(VerifiedPacking { peak: 986_112, bound: 986_112 }));
+    assert_eq!(pack(&packed.blocks, &Config::default()).map(|p| p.offsets), Ok(offsets));
 }
 
 #[test]

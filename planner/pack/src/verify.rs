@@ -40,15 +40,15 @@ pub fn verify(blocks: &[Block], offsets: &[u64]) -> Result<VerifiedPacking, Veri
     for (b, block) in blocks.iter().enumerate() {
         let offset = offsets[b];
         let align = block.align.max(1);
-        if !offset.is_multiple_of(align) || block.offset.is_some_and(|given| given != offset) {
+        if !offset.is_multiple_of(align) || block.offset.is_some_and(|fixed| fixed != offset) {
             return Err(VerifyError::Misplaced { block: b, offset });
         }
-        let parts = if block.start < block.end {
+        let intervals = if block.start < block.end {
             [(block.start, block.end), (0, 0)]
         } else {
             [(block.start, usize::MAX), (0, block.end)]
         };
-        for (start, end) in parts.into_iter().filter(|(start, end)| start < end && block.size > 0) {
+        for (start, end) in intervals.into_iter().filter(|(start, end)| start < end && block.size > 0) {
             events.push((start, true, b as u32));
             events.push((end, false, b as u32));
         }
@@ -56,25 +56,25 @@ pub fn verify(blocks: &[Block], offsets: &[u64]) -> Result<VerifiedPacking, Veri
     events.sort_unstable();
     let mut alive: BTreeMap<u64, usize> = BTreeMap::new();
     let mut load = 0;
-    let mut found = VerifiedPacking::default();
+    let mut packing = VerifiedPacking::default();
     for (_, starts, b) in events {
         let b = b as usize;
         let from = offsets[b];
-        let to = offsets[b] + blocks[b].size;
+        let top = offsets[b] + blocks[b].size;
         if !starts {
             alive.remove(&from);
             load -= blocks[b].size;
             continue;
         }
         // All blocks in the map are disjoint, so only the highest one that starts below can overlap.
-        if let Some((&low, &a)) = alive.range(..to).next_back()
+        if let Some((&low, &a)) = alive.range(..top).next_back()
             && low + blocks[a].size > from
         {
             return Err(VerifyError::Overlap { first: a, second: b });
         }
         alive.insert(from, b);
         load += blocks[b].size;
-        found = VerifiedPacking { peak: found.peak.max(to), bound: found.bound.max(load) };
+        packing = VerifiedPacking { peak: packing.peak.max(top), bound: packing.bound.max(load) };
     }
-    Ok(found)
+    Ok(packing)
 }

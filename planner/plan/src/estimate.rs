@@ -85,8 +85,8 @@ impl ParsedProgram {
             })
             .collect();
         let Timeline { exposed, overlapped, total, .. } =
-            simulate_timeline(&timed, profile.lane_crossing_ns(), |at, wait| {
-                bucket.steps[at].waits.iter().for_each(|&w| wait(w))
+            simulate_timeline(&timed, profile.lane_crossing_ns(), |step, wait| {
+                bucket.steps[step].waits.iter().for_each(|&w| wait(w))
             });
         let mut compute = 0;
         let mut communication = Vec::new();
@@ -132,20 +132,20 @@ impl ParsedProgram {
         let Node { op, inputs, outputs } = &graph.nodes[node];
         let (&operand, &result) = (inputs.get(k)?, outputs.first()?);
         let from = bucket.places.get(graph.value_name(self.base(operand)))?;
-        let to = bucket.places.get(graph.value_name(result))?;
+        let result_place = bucket.places.get(graph.value_name(result))?;
         let Op::Concat { axis } = *op else {
-            return Some((from.memory, &from.offset) == (to.memory, &to.offset));
+            return Some((from.memory, &from.offset) == (result_place.memory, &result_place.offset));
         };
         let outer = graph.ty(result).shape.iter().take(axis);
         let layout = self.layout(operand);
         let contiguous = layout.is_contiguous(graph.ty(operand)) && outer.into_iter().all(is_unit_extent);
-        if !contiguous || (from.memory, &from.by_rank) != (to.memory, &to.by_rank) {
+        if !contiguous || (from.memory, &from.by_rank) != (result_place.memory, &result_place.by_rank) {
             return Some(false);
         }
         let before = inputs.iter().take(k).fold(Dim::from(0), |sum, &v| sum + graph.ty(v).bytes());
         let inner = layout.offset.clone() * Dim::from(graph.ty(operand).dtype.size() as i64);
         let operand_start = self.resolve_placement("", from, symbols).ok()?.offset;
-        let result_start = self.resolve_placement("", to, symbols).ok()?.offset;
+        let result_start = self.resolve_placement("", result_place, symbols).ok()?.offset;
         Some(operand_start + inner == result_start + before)
     }
 

@@ -74,7 +74,7 @@ fn format_error(error: serde_json::Error) -> PlanReadError {
     let text = error.to_string();
     // serde_json appends the position, which has its own fields here.
     let message = match text.rfind(" at line ") {
-        Some(at) => text[..at].to_string(),
+        Some(end) => text[..end].to_string(),
         None => text,
     };
     PlanReadError::Form { line: error.line(), column: error.column(), message }

@@ -112,10 +112,12 @@ impl ParsedProgram {
             let &[min, max] = bucket.symbols.get(&symbol.name)?;
             Some(Symbol { min, max, ..symbol.clone() })
         });
-        let found: Option<SymbolTable> = ranged.collect();
-        found.filter(|_| bucket.symbols.len() == symbols.len()).ok_or_else(|| ResolveError::BucketSymbols {
-            expected: symbols.values().map(|s| s.name.clone()).collect(),
-            found: bucket.symbols.keys().cloned().collect(),
+        let resolved: Option<SymbolTable> = ranged.collect();
+        resolved.filter(|_| bucket.symbols.len() == symbols.len()).ok_or_else(|| {
+            ResolveError::BucketSymbols {
+                expected: symbols.values().map(|s| s.name.clone()).collect(),
+                found: bucket.symbols.keys().cloned().collect(),
+            }
         })
     }
 
@@ -127,9 +129,9 @@ impl ParsedProgram {
     ) -> (EntityMap<ValueId, Option<ResolvedPlacement>>, Vec<ResolveError>) {
         let mut errors = Vec::new();
         let mut out = EntityMap::filled(None, self.graph.values.len());
-        for (name, place) in &bucket.places {
+        for (name, placement) in &bucket.places {
             match self.value_by_name(name).filter(|&v| self.has_memory(v)) {
-                Some(value) => match self.resolve_placement(name, place, symbols) {
+                Some(value) => match self.resolve_placement(name, placement, symbols) {
                     Ok(placed) => out[value] = Some(placed),
                     Err(error) => errors.push(error),
                 },
@@ -212,24 +214,24 @@ impl ResolveError {
 impl StepNodes {
     /// The nodes, in program order.
     pub fn nodes(self) -> impl Iterator<Item = NodeId> {
-        let last = self.dispatch.map_or(self.first, |d| d.last);
-        (self.first.index()..=last.index()).map(NodeId::new)
+        let last_node = self.dispatch.map_or(self.first, |d| d.last);
+        (self.first.index()..=last_node.index()).map(NodeId::new)
     }
 
     /// The operands that other steps define: the node that reads each, the operand's position there, and the
     /// value.
     pub fn operands(self, program: &ParsedProgram) -> impl Iterator<Item = (NodeId, usize, ValueId)> + '_ {
         let graph = &program.graph;
-        let all =
+        let reads =
             self.nodes().flat_map(|n| graph.nodes[n].inputs.iter().enumerate().map(move |(k, &x)| (n, k, x)));
-        all.filter(move |&(_, _, x)| {
+        reads.filter(move |&(_, _, x)| {
             let def = graph.defining_node(program.base(x));
             !self.dispatch.zip(def).is_some_and(|(dispatch, n)| dispatch.contains(n))
         })
     }
 
     pub fn results(self, program: &ParsedProgram) -> Vec<ValueId> {
-        let all = self.nodes().flat_map(|n| program.graph.nodes[n].outputs.iter().copied());
-        all.filter(|&v| !program.inner[v]).collect()
+        let values = self.nodes().flat_map(|n| program.graph.nodes[n].outputs.iter().copied());
+        values.filter(|&v| !program.inner[v]).collect()
     }
 }

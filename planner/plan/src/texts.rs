@@ -18,7 +18,7 @@ impl Plan {
             [collective, rule, what].into_iter().chain(by).for_each(shorten);
         }
         for Bucket { places, decisions, .. } in &mut self.buckets {
-            places.values_mut().for_each(|place| shorten(&mut place.why));
+            places.values_mut().for_each(|placement| shorten(&mut placement.why));
             for Decision { chosen, alternatives, rules, .. } in decisions {
                 shorten(chosen);
                 alternatives.iter_mut().for_each(|alternative| shorten(&mut alternative.name));

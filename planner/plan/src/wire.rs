@@ -104,10 +104,10 @@ pub struct Plan {
 impl Plan {
     /// The index of the bucket that serves these sizes: the value of each symbol, by name.
     pub fn find_bucket(&self, sizes: &IndexMap<String, i64>) -> Result<usize, UnservedSizes> {
-        let found = self.buckets.iter().position(|b| {
+        let bucket = self.buckets.iter().position(|b| {
             b.symbols.iter().all(|(s, &[low, high])| sizes.get(s).is_some_and(|v| (low..=high).contains(v)))
         });
-        found.ok_or_else(|| {
+        bucket.ok_or_else(|| {
             let sizes = sizes.iter().map(|(name, value)| format!("{name}={value}")).collect();
             UnservedSizes { sizes, served: self.buckets.iter().map(Bucket::describe_range).collect() }
         })

@@ -5,8 +5,8 @@ use super::model::TaskGraph;
 /// Bytes in the ordinary and in the symmetric arena.
 pub type ArenaBytes = [u64; 2];
 
-pub fn total_bytes(of: ArenaBytes) -> u64 {
-    of[0].saturating_add(of[1])
+pub fn total_bytes(bytes: ArenaBytes) -> u64 {
+    bytes[0].saturating_add(bytes[1])
 }
 
 /// The live bytes at a point of a run.
@@ -25,11 +25,11 @@ impl<'a> LiveMemory<'a> {
     /// The state before the first step.
     pub fn new(tasks: &'a TaskGraph) -> Self {
         let classes = tasks.classes.len();
-        let left = (0..classes).map(|c| tasks.users.row(c).len() as u32).collect();
+        let remaining_users = (0..classes).map(|c| tasks.users.row(c).len() as u32).collect();
         LiveMemory {
             tasks,
             live: [0; 2],
-            remaining_users: left,
+            remaining_users,
             begun: vec![false; classes],
             gone: vec![false; classes],
         }

@@ -142,8 +142,14 @@ impl TaskGraph {
         });
         let memory =
             InPlaceOperands { program, steps, readers: &readers, replaced: replaced.collect(), together };
-        let timed_steps = steps.list.iter().enumerate().map(|(at, step)| {
-            estimate_step(program, step_traffic(program, &sizes, at, step, &memory), step, symbols, profile)
+        let timed_steps = steps.list.iter().enumerate().map(|(position, step)| {
+            estimate_step(
+                program,
+                step_traffic(program, &sizes, position, step, &memory),
+                step,
+                symbols,
+                profile,
+            )
         });
         TaskGraph {
             lane: steps.list.iter().map(|s| s.lane).collect(),
@@ -216,12 +222,12 @@ impl<'a> SharedMemorySets<'a> {
 
     /// The root of the set of `v`. Each search halves the path, so long chains are found fast.
     fn find_root(&mut self, v: ValueId) -> usize {
-        let mut at = v.index();
-        while self.toward[at] as usize != at {
-            self.toward[at] = self.toward[self.toward[at] as usize];
-            at = self.toward[at] as usize;
+        let mut node = v.index();
+        while self.toward[node] as usize != node {
+            self.toward[node] = self.toward[self.toward[node] as usize];
+            node = self.toward[node] as usize;
         }
-        at
+        node
     }
 
     /// Merges operands that no other step reads with the results, as [`crate::memory_classes`] does.
@@ -263,13 +269,13 @@ impl<'a> SharedMemorySets<'a> {
     /// Gives `operand`, which only step `s` reads, the memory of `result`.
     fn share_memory(&mut self, s: usize, operand: ValueId, result: ValueId) {
         let base = self.program.base[operand];
-        let alone = self.steps.def[base].is_some() && self.readers.steps_reading(base) == [s as u32];
+        let sole_reader = self.steps.def[base].is_some() && self.readers.steps_reading(base) == [s as u32];
         let from = self.find_root(base);
         let into = self.find_root(result);
         let [from_symmetric, into_symmetric] =
             [from, into].map(|v| self.program.symmetric[ValueId::new(v)] && !self.output[v]);
         let reaches = !from_symmetric || into_symmetric;
-        if alone && self.program.covers_base[operand] && !self.output[from] && reaches && from != into {
+        if sole_reader && self.program.covers_base[operand] && !self.output[from] && reaches && from != into {
             self.toward[from] = into as u32;
         }
     }
@@ -283,17 +289,18 @@ impl<'a> SharedMemorySets<'a> {
             let result = *step.writes.first().filter(|&&r| o.may_be_overwritten_by(graph, r))?;
             let ty = graph.ty(result);
             let arena = self.program.symmetric[result];
-            let of = graph.ty(o.value);
+            let operand_type = graph.ty(o.value);
             let base = self.program.base[o.value];
-            let same = of.shape == ty.shape && of.dtype.size() == ty.dtype.size();
+            let same_layout = operand_type.shape == ty.shape && operand_type.dtype.size() == ty.dtype.size();
             let near = self.program.symmetric[base] == arena && !self.output[base.index()];
-            let fits = same && near && self.program.covers_base[o.value] && self.steps.def[base].is_some();
+            let fits =
+                same_layout && near && self.program.covers_base[o.value] && self.steps.def[base].is_some();
             fits.then_some(base)
         })
     }
 
     fn memory_classes(&mut self) -> (Vec<MemoryClass>, Vec<u32>) {
-        let mut of = vec![NO_CLASS; self.toward.len()];
+        let mut class_of = vec![NO_CLASS; self.toward.len()];
         let mut classes = Vec::new();
         for (v, def) in self.steps.def.iter() {
             let root = self.find_root(v);
@@ -301,14 +308,14 @@ impl<'a> SharedMemorySets<'a> {
             if def.is_none() || self.output[root] {
                 continue;
             }
-            if of[root] == NO_CLASS {
-                of[root] = classes.len() as u32;
+            if class_of[root] == NO_CLASS {
+                class_of[root] = classes.len() as u32;
                 let arena = usize::from(self.program.symmetric[ValueId::new(root)]);
                 classes.push(MemoryClass { bytes: self.sizes[root].next_multiple_of(ALIGN), arena });
             }
-            of[v.index()] = of[root];
+            class_of[v.index()] = class_of[root];
         }
-        (classes, of)
+        (classes, class_of)
     }
 }
 
@@ -331,9 +338,9 @@ impl InPlaceOperands<'_> {
         let Node { op, inputs, outputs } = &graph.nodes[node];
         let Some(base) = inputs.get(k).map(|&v| self.program.base[v]) else { return false };
         if matches!(op, Op::Concat { .. }) {
-            let whole = self.program.covers_base[inputs[k]] && self.steps.def[base].is_some();
+            let is_whole = self.program.covers_base[inputs[k]] && self.steps.def[base].is_some();
             let class = self.together[base.index()];
-            return whole && outputs.first().is_some_and(|result| self.together[result.index()] == class);
+            return is_whole && outputs.first().is_some_and(|result| self.together[result.index()] == class);
         }
         let owned = match graph.values[base].def {
             ValueDef::Input(input) => self.replaced.contains(&input.index()),

@@ -133,21 +133,21 @@ fn dfs_users(tasks: &TaskGraph) -> Vec<u32> {
 }
 
 fn bfs(tasks: &TaskGraph) -> Vec<u32> {
-    let mut at = vec![0u32; tasks.len()];
+    let mut position_of = vec![0u32; tasks.len()];
     let mut missing: Vec<u32> = (0..tasks.len()).map(|s| tasks.before.row(s).len() as u32).collect();
     let mut ready = BinaryHeap::new();
     ready.extend((0..tasks.len() as u32).filter(|&s| missing[s as usize] == 0).map(|s| Reverse((vec![], s))));
     let mut out = Vec::with_capacity(tasks.len());
     while let Some(Reverse((_, s))) = ready.pop() {
-        at[s as usize] = out.len() as u32;
+        position_of[s as usize] = out.len() as u32;
         out.push(s);
         for &a in tasks.after.row(s as usize) {
             missing[a as usize] -= 1;
             if missing[a as usize] == 0 {
-                let mut made: Vec<u32> =
-                    tasks.before.row(a as usize).iter().map(|&b| at[b as usize]).collect();
-                made.sort_unstable();
-                ready.push(Reverse((made, a)));
+                let mut producers: Vec<u32> =
+                    tasks.before.row(a as usize).iter().map(|&b| position_of[b as usize]).collect();
+                producers.sort_unstable();
+                ready.push(Reverse((producers, a)));
             }
         }
     }
@@ -235,19 +235,19 @@ impl<'a> GreedyScheduler<'a> {
     }
 
     fn add_ready(&mut self, s: usize) {
-        let mut first = [0; 2];
-        let mut last = [0; 2];
+        let mut first_bytes = [0; 2];
+        let mut last_bytes = [0; 2];
         for &c in self.tasks.touches.row(s) {
             let class = &self.tasks.classes[c as usize];
             if self.memory.is_untouched(c) {
-                first[class.arena] += u128::from(class.bytes);
+                first_bytes[class.arena] += u128::from(class.bytes);
             }
             if self.memory.remaining_users[c as usize] == 1 {
-                last[class.arena] += u128::from(class.bytes);
+                last_bytes[class.arena] += u128::from(class.bytes);
             }
         }
         self.work += self.tasks.touches.row(s).len();
-        self.insert_sorted(s, first, last);
+        self.insert_sorted(s, first_bytes, last_bytes);
     }
 
     /// Inserts a ready step into the sorted sets.
@@ -283,9 +283,9 @@ impl<'a> GreedyScheduler<'a> {
         for &c in self.tasks.touches.row(s) {
             let class = &self.tasks.classes[c as usize];
             let users = self.tasks.users.row(c as usize);
-            let left = self.memory.remaining_users[c as usize] as usize;
-            let touched = left + 1 == users.len();
-            let ends = left == 1;
+            let remaining = self.memory.remaining_users[c as usize] as usize;
+            let touched = remaining + 1 == users.len();
+            let ends = remaining == 1;
             if !touched && !ends {
                 continue;
             }
@@ -374,8 +374,8 @@ mod tests {
                 let (order, work) = GreedyScheduler::new(tasks, rule).run();
                 let operands: usize = (0..tasks.len()).map(|s| tasks.touches.row(s).len()).sum();
                 assert_eq!(order.len(), tasks.len());
-                let most = 4 * operands + 2 * MAX_SCANNED_STEPS * tasks.len();
-                assert!(work <= most, "{wide}, {read}, {ends}: {work} of {operands} operands");
+                let max_work = 4 * operands + 2 * MAX_SCANNED_STEPS * tasks.len();
+                assert!(work <= max_work, "{wide}, {read}, {ends}: {work} of {operands} operands");
             }
         }
     }

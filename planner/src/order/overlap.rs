@@ -48,29 +48,30 @@ pub fn overlap(tasks: &TaskGraph, order: &[u32], prefetches: &Prefetches, budget
 /// [`crate::liveness::Liveness::joined`]). A collective waits for all computation before it, because it may be
 /// given the bytes of that computation.
 pub fn simulate_order(tasks: &TaskGraph, order: &[u32], joined: &[u32]) -> Timeline {
-    let mut place = vec![0usize; tasks.len()];
-    order.iter().enumerate().for_each(|(at, &s)| place[s as usize] = at);
+    let mut position_of = vec![0usize; tasks.len()];
+    order.iter().enumerate().for_each(|(position, &s)| position_of[s as usize] = position);
     // For each position the last collective that is joined by then.
     let mut due = vec![None; tasks.len() + 1];
-    for (at, &s) in order.iter().enumerate() {
+    for (position, &s) in order.iter().enumerate() {
         if tasks.timed[s as usize].communicates {
-            let due = &mut due[joined[at] as usize];
-            *due = (*due).max(Some(at));
+            let due = &mut due[joined[position] as usize];
+            *due = (*due).max(Some(position));
         }
     }
     // A join in front of a collective also holds for the computation after it.
-    for at in 1..due.len() {
-        due[at] = due[at].max(due[at - 1]);
+    for position in 1..due.len() {
+        due[position] = due[position].max(due[position - 1]);
     }
     let steps: Vec<_> = order.iter().map(|&s| tasks.timed[s as usize]).collect();
     // For each position the last computation before it.
     let mut computed = vec![None; steps.len()];
-    for at in 1..steps.len() {
-        computed[at] = if steps[at - 1].communicates { computed[at - 1] } else { Some(at - 1) };
+    for position in 1..steps.len() {
+        computed[position] =
+            if steps[position - 1].communicates { computed[position - 1] } else { Some(position - 1) };
     }
-    simulate_timeline(&steps, tasks.crossing, |at, wait| {
-        tasks.before.row(order[at] as usize).iter().for_each(|&b| wait(place[b as usize]));
-        let reused = if steps[at].communicates { computed[at] } else { due[at] };
+    simulate_timeline(&steps, tasks.crossing, |position, wait| {
+        tasks.before.row(order[position] as usize).iter().for_each(|&b| wait(position_of[b as usize]));
+        let reused = if steps[position].communicates { computed[position] } else { due[position] };
         reused.into_iter().for_each(wait);
     })
 }
@@ -168,24 +169,24 @@ impl Prefetches {
 /// There must be no other collective among them, and they must not take longer than the collective or than
 /// [`MAX_MOVED_NS`].
 fn prefetch_inputs(tasks: &TaskGraph, collective: usize) -> Option<Vec<u32>> {
-    let mut found = BTreeSet::new();
+    let mut inputs = BTreeSet::new();
     let mut open = vec![collective];
     let mut time = 0u64;
     while let Some(s) = open.pop() {
         for &b in tasks.before.row(s) {
-            if !found.insert(b) {
+            if !inputs.insert(b) {
                 continue;
             }
             time = time.saturating_add(tasks.timed[b as usize].time);
             let little =
-                found.len() <= MAX_MOVED_STEPS && time <= tasks.timed[collective].time.max(MAX_MOVED_NS);
+                inputs.len() <= MAX_MOVED_STEPS && time <= tasks.timed[collective].time.max(MAX_MOVED_NS);
             if tasks.lane[b as usize] == Lane::Comm || !little {
                 return None;
             }
             open.push(b as usize);
         }
     }
-    Some(found.into_iter().collect())
+    Some(inputs.into_iter().collect())
 }
 
 /// A running step with its start and end. For a collective it also has the position in the order.
@@ -342,8 +343,8 @@ impl<'a> OverlapScheduler<'a> {
     /// the order, and that computation has not taken over the memory of earlier collectives at this position.
     fn fits(&self, s: usize) -> bool {
         let added = self.memory.added_bytes(s);
-        let held = if self.tasks.lane[s] == Lane::Comm { self.held } else { 0 };
-        let live = total_bytes(self.memory.live).saturating_add(held);
+        let held_bytes = if self.tasks.lane[s] == Lane::Comm { self.held } else { 0 };
+        let live = total_bytes(self.memory.live).saturating_add(held_bytes);
         added == [0; 2] || live.saturating_add(total_bytes(added)) <= self.budget
     }
 
@@ -353,19 +354,19 @@ impl<'a> OverlapScheduler<'a> {
             return;
         }
         let progress = self.progress();
-        let found = [1, READY_PREFETCH].into_iter().filter_map(|kind| {
+        let candidates = [1, READY_PREFETCH].into_iter().filter_map(|kind| {
             self.first_ready(kind)
                 .filter(|&s| self.prefetches.earliest[s].is_none_or(|e| e <= progress))
                 .find(|&s| self.fits(s))
         });
         // A prefetch that has to start before this collective ends goes first.
         let next = self.pending.first().map_or(u64::MAX, |&(turn, _)| turn);
-        let found = found.min_by_key(|&s| self.start_priority(s)).or_else(|| {
+        let chosen = candidates.min_by_key(|&s| self.start_priority(s)).or_else(|| {
             self.first_ready(READY_UNUSED)
                 .filter(|&s| progress.saturating_add(concurrent_time(self.tasks, s)) <= next)
                 .find(|&s| self.fits(s))
         });
-        if let Some(s) = found {
+        if let Some(s) = chosen {
             self.start_step(s);
         }
     }
@@ -377,15 +378,15 @@ impl<'a> OverlapScheduler<'a> {
             return;
         }
         self.take_over(None);
-        let mut found = self.first_due(|this, s| this.fits(s));
-        if found.is_none() && self.communicating.is_none() {
+        let mut chosen = self.first_due(|this, s| this.fits(s));
+        if chosen.is_none() && self.communicating.is_none() {
             // Nothing is in flight, so the memory of all ended collectives can be taken over.
             while !self.ended.is_empty() {
                 self.take_over_first();
             }
-            found = self.first_due(|this, s| this.fits(s)).or_else(|| self.first_due(|_, _| true));
+            chosen = self.first_due(|this, s| this.fits(s)).or_else(|| self.first_due(|_, _| true));
         }
-        if let Some(s) = found {
+        if let Some(s) = chosen {
             self.start_step(s);
         }
     }
@@ -393,12 +394,12 @@ impl<'a> OverlapScheduler<'a> {
     /// The first ready computation whose turn has come and for which `is_fine` holds.
     fn first_due(&self, is_fine: impl Fn(&Self, usize) -> bool) -> Option<usize> {
         let turn = self.frontier_turn();
-        let found = [0, 2].into_iter().filter_map(|kind| {
+        let candidates = [0, 2].into_iter().filter_map(|kind| {
             self.first_ready(kind)
                 .filter(|&s| !self.prefetches.moved[s] || self.prefetches.turn[s] <= turn)
                 .find(|&s| is_fine(self, s))
         });
-        found.min_by_key(|&s| self.start_priority(s))
+        candidates.min_by_key(|&s| self.start_priority(s))
     }
 
     /// Starts the first ready step although it may exceed the budget. Returns false if there is none.
@@ -475,11 +476,11 @@ impl<'a> OverlapScheduler<'a> {
             self.unblock_users(c.step);
         }
         if let Some(c) = self.computing.take_if(|r| r.end <= self.now) {
-            let place = self.out.order.len();
+            let position = self.out.order.len();
             self.out.order.push(c.step as u32);
-            self.out.joined[place] = place as u32 + 1;
+            self.out.joined[position] = position as u32 + 1;
             for c in self.joining.drain(..) {
-                self.out.joined[c] = place as u32;
+                self.out.joined[c] = position as u32;
             }
             self.held = 0;
             self.memory.end_step(c.step);
@@ -537,21 +538,25 @@ mod tests {
     fn gathers_of_parameters_run_beside_the_product_in_front() {
         let tasks = layers(6);
         let from: Vec<u32> = (0..18).collect();
-        let found = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, 25), u64::MAX);
+        let overlapped = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, 25), u64::MAX);
         // All gathers except the first are hidden. Casts run on the compute lane, the second one during the
         // first gather.
         assert_eq!(
-            makespan(&tasks, &found.order, &found.joined),
+            makespan(&tasks, &overlapped.order, &overlapped.joined),
             6 * (5 + 200) + 50 - 5,
             "{:?}",
-            found.order
+            overlapped.order
         );
         // Two landing buffers are enough, because gathers start just in time.
-        assert!(found.peak < 2 * 100 + 3 * 10 + 2 * 2 + 10, "{}", found.peak);
+        assert!(overlapped.peak < 2 * 100 + 3 * 10 + 2 * 2 + 10, "{}", overlapped.peak);
         // With room for one gather nothing overlaps.
-        let found = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, 25), 150);
-        assert!(makespan(&tasks, &found.order, &found.joined) >= 6 * (50 + 200), "{:?}", found.order);
-        assert!(found.peak <= 150, "{}", found.peak);
+        let overlapped = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, 25), 150);
+        assert!(
+            makespan(&tasks, &overlapped.order, &overlapped.joined) >= 6 * (50 + 200),
+            "{:?}",
+            overlapped.order
+        );
+        assert!(overlapped.peak <= 150, "{}", overlapped.peak);
     }
 
     /// If communication takes longer than computation, all gathers are late. The gather that is used first goes
@@ -574,13 +579,17 @@ mod tests {
         let tasks = tasks(&rows.iter().map(|r| (&r.0[..], r.1, r.2, r.3)).collect::<Vec<_>>());
         let from: Vec<u32> = (0..tasks.len() as u32).collect();
         for lead in [0, 25, 150] {
-            let found = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, lead), u64::MAX);
-            let gathers = found.order.iter().copied().filter(|&s| tasks.lane[s as usize] == Lane::Comm);
+            let overlapped = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, lead), u64::MAX);
+            let gathers = overlapped.order.iter().copied().filter(|&s| tasks.lane[s as usize] == Lane::Comm);
             let expected: Vec<u32> = (0..count).map(|k| 2 * (count - 1 - k) + 1).collect();
-            assert_eq!(gathers.collect::<Vec<_>>(), expected, "{:?}", found.order);
+            assert_eq!(gathers.collect::<Vec<_>>(), expected, "{:?}", overlapped.order);
             // Gathers follow each other without gaps, except for casts that a small gather does not hide.
             let total = sizes.iter().sum::<u64>() + 5 * u64::from(count) + 20;
-            assert!(makespan(&tasks, &found.order, &found.joined) <= total, "{:?}", found.order);
+            assert!(
+                makespan(&tasks, &overlapped.order, &overlapped.joined) <= total,
+                "{:?}",
+                overlapped.order
+            );
         }
     }
 
@@ -593,9 +602,9 @@ mod tests {
             (&[2], 10, 60, true),
             (&[], 10, 100, false),
         ]);
-        let found =
+        let overlapped =
             overlap(&tasks, &[0, 1, 2, 3, 4], &Prefetches::new(&tasks, &[0, 1, 2, 3, 4], 25), u64::MAX);
-        assert_eq!(makespan(&tasks, &found.order, &found.joined), 300);
+        assert_eq!(makespan(&tasks, &overlapped.order, &overlapped.joined), 300);
     }
 
     /// Twenty gathers that are not due do not keep a reduction from overlapping the first product.
@@ -605,20 +614,20 @@ mod tests {
             vec![(vec![], 10, 1000, false), (vec![0], 10, 400, true)];
         for _ in 0..20 {
             let gather = rows.len() as u32;
-            let last = if rows.len() == 2 { 0 } else { rows.len() as u32 - 1 };
+            let last_row = if rows.len() == 2 { 0 } else { rows.len() as u32 - 1 };
             rows.push((vec![], 100, 50, true));
-            rows.push((vec![gather, last], 10, 1000, false));
+            rows.push((vec![gather, last_row], 10, 1000, false));
         }
         let tasks = tasks(&rows.iter().map(|r| (&r.0[..], r.1, r.2, r.3)).collect::<Vec<_>>());
         // The reduction is last in the initial order.
         let from: Vec<u32> = [0].into_iter().chain(2..tasks.len() as u32).chain([1]).collect();
-        let found = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, 25), u64::MAX);
-        let time = simulate_order(&tasks, &found.order, &found.joined);
-        let place = found.order.iter().position(|&s| s == 1).expect("it runs");
+        let overlapped = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, 25), u64::MAX);
+        let time = simulate_order(&tasks, &overlapped.order, &overlapped.joined);
+        let position = overlapped.order.iter().position(|&s| s == 1).expect("it runs");
         assert!(
-            time.spans[place].0 <= 1100 && time.total == 21 * 1000,
+            time.spans[position].0 <= 1100 && time.total == 21 * 1000,
             "{:?} {}",
-            time.spans[place],
+            time.spans[position],
             time.total
         );
     }
@@ -631,10 +640,10 @@ mod tests {
         let used = |tasks: &TaskGraph| {
             let from: Vec<u32> = (0..tasks.len() as u32).collect();
             let prefetches = Prefetches::new(tasks, &from, 25);
-            let found = overlap(tasks, &from, &prefetches, u64::MAX);
-            (makespan(tasks, &found.order, &found.joined), found.peak, prefetches.turn)
+            let overlapped = overlap(tasks, &from, &prefetches, u64::MAX);
+            (makespan(tasks, &overlapped.order, &overlapped.joined), overlapped.peak, prefetches.turn)
         };
-        let alone = used(&layers);
+        let base = used(&layers);
         let mut rows: Vec<(Vec<u32>, u64, u64, bool)> = (0..layers.len())
             .map(|s| {
                 let communicates = layers.lane[s] == Lane::Comm;
@@ -644,8 +653,8 @@ mod tests {
         rows.extend((0..4).map(|_| (vec![], 0, 100, true)));
         let tasks = tasks(&rows.iter().map(|r| (&r.0[..], r.1, r.2, r.3)).collect::<Vec<_>>());
         let (time, peak, turn) = used(&tasks);
-        assert_eq!(turn[..layers.len()], alone.2);
-        assert_eq!((time, peak), (alone.0, alone.1), "beside all that was there before");
+        assert_eq!(turn[..layers.len()], base.2);
+        assert_eq!((time, peak), (base.0, base.1), "beside all that was there before");
     }
 
     /// For random dependences, times and budgets, each step occurs once and after its dependences, and joins
@@ -664,20 +673,23 @@ mod tests {
             let budget = rng.pick(&[0, 50, 500, u64::MAX]);
             let OverlappedOrder { order, joined, .. } =
                 overlap(&tasks, &from, &Prefetches::new(&tasks, &from, rng.pick(&[0, 25, 150])), budget);
-            let mut place = vec![usize::MAX; tasks.len()];
-            order.iter().enumerate().for_each(|(at, &s)| place[s as usize] = at);
-            assert!(order.len() == tasks.len() && place.iter().all(|&p| p != usize::MAX), "{order:?}");
-            for (at, &s) in order.iter().enumerate() {
-                assert!(tasks.before.row(s as usize).iter().all(|&b| place[b as usize] < at), "{order:?}");
-                let next = joined[at] as usize;
-                assert!(next > at && next <= order.len());
-                assert!(tasks.lane[s as usize] == Lane::Comm || next == at + 1);
+            let mut position_of = vec![usize::MAX; tasks.len()];
+            order.iter().enumerate().for_each(|(position, &s)| position_of[s as usize] = position);
+            assert!(order.len() == tasks.len() && position_of.iter().all(|&p| p != usize::MAX), "{order:?}");
+            for (position, &s) in order.iter().enumerate() {
+                assert!(
+                    tasks.before.row(s as usize).iter().all(|&b| position_of[b as usize] < position),
+                    "{order:?}"
+                );
+                let next = joined[position] as usize;
+                assert!(next > position && next <= order.len());
+                assert!(tasks.lane[s as usize] == Lane::Comm || next == position + 1);
                 // Readers of a collective wait for it, so its memory is not needed for longer than the last
                 // reader says.
                 let first =
                     tasks.after.row(s as usize).iter().filter(|&&a| tasks.lane[a as usize] == Lane::Compute);
-                let first = first.map(|&a| place[a as usize]).min();
-                assert!(first.is_none_or(|f| next <= f), "{order:?} {joined:?} at {at}");
+                let first = first.map(|&a| position_of[a as usize]).min();
+                assert!(first.is_none_or(|f| next <= f), "{order:?} {joined:?} at {position}");
             }
             assert!(makespan(&tasks, &order, &joined) > 0 || tasks.timed.iter().all(|t| t.time == 0));
         }

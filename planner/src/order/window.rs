@@ -54,18 +54,18 @@ impl WindowImprover<'_> {
     /// Lowers the peak of one arena. Returns false if some window with that peak has no better order.
     fn lower_peak(&mut self, arena: usize) -> bool {
         let before = live_bytes_by_step(self.tasks, &self.order);
-        let most = peak_bytes(&before);
-        if most[arena] == 0 {
+        let peak = peak_bytes(&before);
+        if peak[arena] == 0 {
             return false;
         }
         // The steps before a window are a prefix of the order and do not depend on later changes.
         let mut memory = LiveMemory::new(self.tasks);
         let mut done = 0;
         let mut from = 0;
-        while let Some(at) = (from..before.len()).find(|&i| before[i][arena] == most[arena]) {
+        while let Some(position) = (from..before.len()).find(|&i| before[i][arena] == peak[arena]) {
             let mut improved = false;
             for ahead in PEAK_DISTANCES {
-                let start = at.saturating_sub(ahead).max(done);
+                let start = position.saturating_sub(ahead).max(done);
                 let end = (start + WINDOW_STEPS).min(self.order.len());
                 for &s in &self.order[done..start] {
                     memory.run(s as usize);
@@ -74,20 +74,20 @@ impl WindowImprover<'_> {
                 if self.sets >= MAX_VISITED_SETS {
                     return false;
                 }
-                let window = StepWindow::new(self.tasks, &self.order[start..end], &memory, arena, most);
-                let known = match self.known.get(&window.key) {
-                    Some(known) => known.clone(),
+                let window = StepWindow::new(self.tasks, &self.order[start..end], &memory, arena, peak);
+                let better_order = match self.known.get(&window.key) {
+                    Some(better_order) => better_order.clone(),
                     None => {
-                        let (found, sets) = window.solve();
+                        let (order, sets) = window.solve();
                         self.sets += sets;
-                        self.known.insert(window.key.clone(), found.clone());
-                        found
+                        self.known.insert(window.key.clone(), order.clone());
+                        order
                     }
                 };
-                if let Some(better) = known {
+                if let Some(better) = better_order {
                     let steps = self.order[start..end].to_vec();
-                    for (at, &i) in self.order[start..end].iter_mut().zip(&better) {
-                        *at = steps[i as usize];
+                    for (step, &i) in self.order[start..end].iter_mut().zip(&better) {
+                        *step = steps[i as usize];
                     }
                     from = end;
                     improved = true;
@@ -146,7 +146,7 @@ impl StepWindow {
             })
             .collect();
         let mut index: HashMap<u32, u32> = HashMap::new();
-        let mut held: Vec<WindowClass> = Vec::new();
+        let mut classes: Vec<WindowClass> = Vec::new();
         let mut touches = Vec::with_capacity(steps.len());
         for (i, &s) in steps.iter().enumerate() {
             let mut row = Vec::new();
@@ -154,22 +154,22 @@ impl StepWindow {
                 let k = *index.entry(c).or_insert_with(|| {
                     let class = tasks.classes[c as usize];
                     let born = !memory.is_untouched(c);
-                    held.push(WindowClass {
+                    classes.push(WindowClass {
                         bytes: class.bytes,
                         arena: class.arena,
                         by: 0,
                         born,
                         lives_on: true,
                     });
-                    held.len() as u32 - 1
+                    classes.len() as u32 - 1
                 });
-                held[k as usize].by |= 1 << i;
+                classes[k as usize].by |= 1 << i;
                 row.push(k);
             }
             touches.push(row);
         }
         for (c, &k) in &index {
-            let h = &mut held[k as usize];
+            let h = &mut classes[k as usize];
             h.lives_on = memory.remaining_users[*c as usize] > h.by.count_ones();
         }
         let over = steps
@@ -177,7 +177,7 @@ impl StepWindow {
             .map(|&s| tasks.over.row(s as usize).iter().filter_map(|c| index.get(c).copied()).collect())
             .collect();
         let room = [0, 1].map(|a| i128::from(most[a]) - i128::from(memory.live[a]));
-        let mut window = StepWindow { before, touches, over, held, arena, room, key: Vec::new() };
+        let mut window = StepWindow { before, touches, over, held: classes, arena, room, key: Vec::new() };
         window.key = window.key();
         window
     }
@@ -228,8 +228,8 @@ impl StepWindow {
         for _ in 0..self.before.len() {
             // The best way to each set.
             let mut next: HashMap<u64, u32> = HashMap::new();
-            for &at in &level {
-                for new in self.extend_set(at, &reached[at as usize]) {
+            for &index in &level {
+                for new in self.extend_set(index, &reached[index as usize]) {
                     match next.get(&new.set) {
                         Some(&i) if reached[i as usize].peak <= new.peak => {}
                         Some(&i) => reached[i as usize] = new,
@@ -247,12 +247,12 @@ impl StepWindow {
             });
             level.truncate(BEAM_WIDTH);
         }
-        let best = level.first().map(|&at| {
+        let best = level.first().map(|&index| {
             let mut out = Vec::with_capacity(self.before.len());
-            let mut at = at as usize;
-            while at != 0 {
-                out.push(reached[at].step);
-                at = reached[at].before as usize;
+            let mut index = index as usize;
+            while index != 0 {
+                out.push(reached[index].step);
+                index = reached[index].before as usize;
             }
             out.reverse();
             out
@@ -263,7 +263,7 @@ impl StepWindow {
     /// The sets that one more step leads to, as far as they stay within the room. A step that lowers the live
     /// bytes without a new peak is taken at once, because it would do the same later.
     fn extend_set(&self, at: u32, from: &ReachedSet) -> Vec<ReachedSet> {
-        let other = 1 - self.arena;
+        let other_arena = 1 - self.arena;
         let mut out = Vec::new();
         for i in 0..self.before.len() {
             let bit = 1u64 << i;
@@ -271,7 +271,7 @@ impl StepWindow {
                 continue;
             }
             let (during, live) = self.step_memory(i, from.set, from.live);
-            if during[self.arena] >= self.room[self.arena] || during[other] > self.room[other] {
+            if during[self.arena] >= self.room[self.arena] || during[other_arena] > self.room[other_arena] {
                 continue;
             }
             let peak = from.peak.max(during[self.arena]);

@@ -75,13 +75,13 @@ fn ranks_of_a_large_mesh_share_what_they_know() {
     let near = b.group("near", cells(&|r| r % 8 == 0, 1, 8));
     let far = b.group("far", cells(&|r| r < 8, 8, 128));
     let ty = symmc_ir::TensorType::new(symmc_ir::DType::F32, vec![8.into()]);
-    let mut at = b.input(symmc_ir::InputKind::Argument, "x", "", ty, None);
+    let mut value = b.input(symmc_ir::InputKind::Argument, "x", "", ty, None);
     for i in 0..60 {
         let kind = symmc_ir::CollectiveKind::AllReduce(symmc_ir::CollectiveReduceOp::Sum);
         let group = if i % 2 == 0 { near } else { far };
-        at = b.collective("r", kind, group, &[at]).expect("a collective")[0];
+        value = b.collective("r", kind, group, &[value]).expect("a collective")[0];
     }
-    b.graph_mut().outputs.push(symmc_ir::GraphOutput { value: at, kind: symmc_ir::OutputKind::Returned });
+    b.graph_mut().outputs.push(symmc_ir::GraphOutput { value, kind: symmc_ir::OutputKind::Returned });
     let mut graph = b.finish();
     for node in graph.nodes.values_mut() {
         if let symmc_ir::Op::Collective(c) = &mut node.op {
@@ -104,11 +104,11 @@ fn copies_of_one_value_get_consecutive_names() {
     let graph = text::parse(&source).unwrap_or_else(|e| panic!("{e}"));
     let input = BucketInput { graph: graph.clone(), decisions: Vec::new() };
     let plan = plan(&graph, &[input], &PlanConfig::default()).expect("plans");
-    let found: BTreeSet<&str> = plan.buckets[0].steps.iter().map(|step| step.node.as_str()).collect();
+    let steps: BTreeSet<&str> = plan.buckets[0].steps.iter().map(|step| step.node.as_str()).collect();
     // One of these names is that of the program's own node.
     let names: Vec<String> =
         std::iter::once("x.out".to_string()).chain((2..=COPIES + 1).map(|n| format!("x.out.{n}"))).collect();
     let expected: BTreeSet<&str> = names.iter().map(String::as_str).collect();
-    assert_eq!(found.len(), COPIES + 1);
-    assert!(found == expected, "{:?}", found.symmetric_difference(&expected).next());
+    assert_eq!(steps.len(), COPIES + 1);
+    assert!(steps == expected, "{:?}", steps.symmetric_difference(&expected).next());
 }

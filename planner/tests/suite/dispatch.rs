@@ -28,11 +28,11 @@ pub(crate) fn planned(program: &str) -> Plan {
 /// The dispatches of the planned program, each as its form and the names of its nodes.
 pub(crate) fn dispatches(plan: &Plan) -> Vec<String> {
     let graph: Graph = text::parse(&plan.programs[0]).expect("it reads");
-    let all = graph.dispatches.iter().map(|d| {
+    let texts = graph.dispatches.iter().map(|d| {
         let names: Vec<&str> = d.nodes().map(|n| graph.node_name(n)).collect();
         format!("{}: {}", d.form, names.join(" "))
     });
-    all.collect()
+    texts.collect()
 }
 
 /// A layer of a transformer after its attention, for `tokens` tokens.
@@ -123,10 +123,10 @@ fn norm_is_fused_with_the_rows_it_reads() {
     let rms = "rms_norm %y, %w axes=1 eps=1.0e-5 round_first=false";
     assert_eq!(dispatches(&planned(&residual(rms, 4096))), ["rows: w s y ny e"]);
     // An RMS norm without such steps.
-    let alone = residual(&rms.replace("%w", "%n"), 4096)
+    let norm_only = residual(&rms.replace("%w", "%n"), 4096)
         .replace("%e: bf16[t, 4096] = neg %ny\n", "")
         .replace("return %e", "return %ny");
-    assert_eq!(dispatches(&planned(&alone)), ["norm: s y ny"]);
+    assert_eq!(dispatches(&planned(&norm_only)), ["norm: s y ny"]);
     // Rows that are not kept in registers, a norm of an operand, and a norm of a result.
     let maps = |program: String| assert_eq!(dispatches(&planned(&program)), ["map: s y"]);
     maps(residual(norm, 32768));
@@ -144,14 +144,14 @@ fn norm_is_fused_with_the_rows_it_reads() {
 
 #[test]
 fn edited_norm_dispatches_are_rejected() {
-    let of = || planned(&residual("layer_norm %y, %w, %n axes=1 eps=1.0e-5", 4096));
-    let mut over = of();
+    let layer = || planned(&residual("layer_norm %y, %w, %n axes=1 eps=1.0e-5", 4096));
+    let mut over = layer();
     let weight = over.buckets[0].places["w"].clone();
     over.buckets[0].places["ny"] = weight;
     assert!(!broken(&over).is_empty());
     let norm = "%ny: bf16[t, 4096] = layer_norm %y, %w, %n axes=1 eps=1e-5\n";
     let edit = |from: &str, to: &str| {
-        let mut plan = of();
+        let mut plan = layer();
         assert!(plan.programs[0].contains(from), "{from}\n{}", plan.programs[0]);
         plan.programs[0] = plan.programs[0].replacen(from, to, 1);
         broken(&plan)
@@ -192,23 +192,23 @@ fn products_of_few_rows_also_transpose_heads() {
         assert!(!plan.buckets[0].places.contains_key(inner), "%{inner} has memory");
     }
     assert!(plan.buckets[0].places.contains_key("pv"), "attention reads it");
-    let apart = ["batch: pq pk pv", "rotary: rq rk"];
-    assert_eq!(dispatches(&planned(&heads("1..=65", BY_HEADS))), apart);
+    let separate = ["batch: pq pk pv", "rotary: rq rk"];
+    assert_eq!(dispatches(&planned(&heads("1..=65", BY_HEADS))), separate);
     // Queries with other readers, and rows of columns.
     let program = heads("1..=64", BY_HEADS);
-    assert_eq!(dispatches(&planned(&program.replace("return %a", "return %a, %pq"))), apart);
-    assert_eq!(dispatches(&planned(&program.replace("return %a", "return %a, %hq"))), apart);
+    assert_eq!(dispatches(&planned(&program.replace("return %a", "return %a, %pq"))), separate);
+    assert_eq!(dispatches(&planned(&program.replace("return %a", "return %a, %hq"))), separate);
     let crossed =
         "%tq: bf16[1, 1024, t] = permute %pq perm=[0, 2, 1]\n%hq: bf16[1, 8, t, 128] = reshape %tq\n";
-    assert_eq!(dispatches(&planned(&heads("1..=64", crossed))), apart);
+    assert_eq!(dispatches(&planned(&heads("1..=64", crossed))), separate);
     // Reading wide weights takes longer than the dispatch saves.
     let wide = program.replace("1024", "8192").replace("%gq: bf16[1, t, 8,", "%gq: bf16[1, t, 64,");
     let wide = wide.replace("bf16[1, 8, t, 128]", "bf16[1, 64, t, 128]");
-    assert_eq!(dispatches(&planned(&wide)), apart);
+    assert_eq!(dispatches(&planned(&wide)), separate);
     // Weights whose lines lie along the columns.
     let rows = program.replace("param %k: bf16[128, 4096]", "param %k: bf16[4096, 128]");
     let rows = rows.replace("permute %k perm=[1, 0]", "neg %k");
-    assert_eq!(dispatches(&planned(&rows)), apart);
+    assert_eq!(dispatches(&planned(&rows)), separate);
 }
 
 /// Queries, keys and values. The first two have a norm before the next product, and `between` follows.
@@ -247,11 +247,11 @@ fn products_sharing_an_operand_are_batched_across_norms() {
         ["batch: pk pv"]
     );
     // A weight that is computed between them.
-    let made = program.replace(
+    let computed_weight = program.replace(
         "%pk: bf16[1, t, 128] = matmul %x, %wk",
         "%ek: bf16[4096, 128] = exp %wk\n%pk: bf16[1, t, 128] = matmul %x, %ek",
     );
-    assert_eq!(dispatches(&planned(&made)), ["batch: pk pv"]);
+    assert_eq!(dispatches(&planned(&computed_weight)), ["batch: pk pv"]);
 }
 
 #[test]
@@ -283,8 +283,8 @@ fn edited_batches_with_heads_are_rejected() {
                 1,
             ),
         );
-        let place = plan.buckets[0].places[over].clone();
-        plan.buckets[0].places["rk"] = place;
+        let placement = plan.buckets[0].places[over].clone();
+        plan.buckets[0].places["rk"] = placement;
         assert!(broken(&plan).contains("InPlace"), "{over}: {:?}", broken(&plan));
     }
 }
@@ -314,9 +314,9 @@ fn caches_are_updated_in_place_by_one_kernel() {
 
 #[test]
 fn edited_scatter_dispatches_are_rejected() {
-    let of = || planned(CACHES);
+    let plan_of_caches = || planned(CACHES);
     let edit = |from: &str, to: &str| {
-        let mut plan = of();
+        let mut plan = plan_of_caches();
         assert!(plan.programs[0].contains(from), "{from}\n{}", plan.programs[0]);
         plan.programs[0] = plan.programs[0].replacen(from, to, 1);
         broken(&plan)
@@ -335,8 +335,8 @@ fn edited_scatter_dispatches_are_rejected() {
     let program = program.replace("mutate %ck = %nk\n", "").replace("arg %v", "arg %u");
     let mut plan = planned(&program.replacen("%nk:", "%v: bf16[1, 2, t, 128] = neg %u\n%nk:", 1));
     assert_eq!(dispatches(&plan), ["scatter: nk nv"]);
-    let place = plan.buckets[0].places["v"].clone();
-    plan.buckets[0].places["nk"] = place;
+    let placement = plan.buckets[0].places["v"].clone();
+    plan.buckets[0].places["nk"] = placement;
     assert!(broken(&plan).contains("InPlace"), "{:?}", broken(&plan));
 }
 
@@ -350,10 +350,10 @@ fn two_fused_products_pay_off_where_one_does_not() {
              %s: bf16[t, 3584] = silu %a\n{second}%m: bf16[t, 3584] = mul %s, %b\nreturn %m\n"
         )
     };
-    let both = planned(&program("%b: bf16[t, 3584] = matmul %x, %ut\n"));
-    assert_eq!(dispatches(&both), ["product: a s b m"]);
-    let one = planned(&program("%b: bf16[t, 3584] = neg %z\n"));
-    assert_eq!(dispatches(&one), ["map: s b m"]);
+    let two_products = planned(&program("%b: bf16[t, 3584] = matmul %x, %ut\n"));
+    assert_eq!(dispatches(&two_products), ["product: a s b m"]);
+    let one_product = planned(&program("%b: bf16[t, 3584] = neg %z\n"));
+    assert_eq!(dispatches(&one_product), ["map: s b m"]);
 }
 
 /// An all-gather along the last axis, and its reader.
@@ -380,14 +380,14 @@ fn last_axis_gather_is_fused_with_its_copy() {
         assert_eq!(dispatches(&planned(&last_axis_gather("1..=64", variant))), [""; 0], "{variant}");
     }
     let program = last_axis_gather("1..=64", "pull");
-    let apart = |from: &str, to: &str| {
+    let assert_not_fused = |from: &str, to: &str| {
         assert!(program.contains(from), "{from}");
         assert_eq!(dispatches(&planned(&program.replace(from, to))), [""; 0], "{to}");
     };
     // The gathered value has other readers, or is returned.
-    apart("return %y", "return %y, %g");
-    apart("return %y", "%e: bf16[4*t, 64] = neg %g\nreturn %y, %e");
-    apart("return %y", "%e: bf16[t, 4, 64] = neg %p\nreturn %y, %e");
+    assert_not_fused("return %y", "return %y, %g");
+    assert_not_fused("return %y", "%e: bf16[4*t, 64] = neg %g\nreturn %y, %e");
+    assert_not_fused("return %y", "%e: bf16[t, 4, 64] = neg %p\nreturn %y, %e");
     // Rows that are no multiples of 16 bytes.
     let narrow = program.replace("64]", "60]").replace("256", "240");
     assert_eq!(dispatches(&planned(&narrow)), [""; 0]);
@@ -454,28 +454,28 @@ fn edit_layer(from: &str, to: &str) -> Plan {
 
 #[test]
 fn edited_product_dispatches_are_rejected() {
-    let last = "%m: bf16[t, 4096] = mul %s, %up\n}\n";
+    let last_node = "%m: bf16[t, 4096] = mul %s, %up\n}\n";
     // Without the last node, the node before it has a result that needs memory, and the last node has no step.
     let mut narrow = planned(&layer("1..=4096", "ll"));
-    narrow.programs[0] = narrow.programs[0].replacen(last, "}\n%m: bf16[t, 4096] = mul %s, %up\n", 1);
-    let found = broken(&narrow);
-    assert!(found.contains("StepMissing") && found.contains("PlaceMissing"), "{found:?}");
+    narrow.programs[0] = narrow.programs[0].replacen(last_node, "}\n%m: bf16[t, 4096] = mul %s, %up\n", 1);
+    let errors = broken(&narrow);
+    assert!(errors.contains("StepMissing") && errors.contains("PlaceMissing"), "{errors:?}");
     // With the following product, which is a step of its own.
     let down = "%d: bf16[t, 4096] = matmul %m, %dnt\n";
-    let mut wide = edit_layer(last, &last[..last.len() - 2]);
+    let mut wide = edit_layer(last_node, &last_node[..last_node.len() - 2]);
     wide.programs[0] = wide.programs[0].replacen(down, &format!("{down}}}\n"), 1);
     assert_eq!(broken(&wide), BTreeSet::from(["Invalid".to_string()]));
     // Another form.
-    let other = edit_layer("dispatch product {", "dispatch map {");
-    assert_eq!(broken(&other), BTreeSet::from(["Invalid".to_string()]));
+    let map_form = edit_layer("dispatch product {", "dispatch map {");
+    assert_eq!(broken(&map_form), BTreeSet::from(["Invalid".to_string()]));
 }
 
 #[test]
 fn result_over_a_product_operand_is_rejected() {
     // The gated product over the left matrix.
     let mut plan = planned(&layer("1..=64", "ll"));
-    let left = plan.buckets[0].places["ny"].clone();
-    plan.buckets[0].places["m"] = left;
+    let placement = plan.buckets[0].places["ny"].clone();
+    plan.buckets[0].places["m"] = placement;
     assert!(broken(&plan).contains("InPlace"), "{:?}", broken(&plan));
 }
 
@@ -585,8 +585,8 @@ fn result_over_an_operand_of_the_set_is_rejected() {
          %b: f32[4*t, 12] = all_to_all %h splits=even group=@w via=V\n\
          %c: u8[4*t, 16] = all_to_all %y splits=even group=@w via=V\n";
     let mut plan = planned(&together("pull", "", nodes));
-    let place = plan.buckets[0].places["h"].clone();
-    plan.buckets[0].places.insert("b".into(), place);
+    let placement = plan.buckets[0].places["h"].clone();
+    plan.buckets[0].places.insert("b".into(), placement);
     let errors = check(&plan).expect_err("it lies on what peers read");
     assert!(errors.iter().any(|e| matches!(e, symmc_check::CheckError::InPlace { .. })), "{errors:?}");
 }

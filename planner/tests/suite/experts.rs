@@ -82,9 +82,9 @@ fn shared_rows_and_long_sums_are_not_fused() {
     assert_eq!(forms(&returned), ["fold: c m s y"]);
     let long = SUM.replace("t, 8", "t, 100");
     assert_eq!(forms(&long), ["map: r c m"]);
-    let last =
+    let over_last_axis =
         SUM.replace("f32[t, 512] = reduce %m op=sum axes=[1]", "f32[t, 8] = reduce %m op=sum axes=[2]");
-    assert_eq!(forms(&last.replace("bf16[t, 512] = cast", "bf16[t, 8] = cast")), ["map: r c m"]);
+    assert_eq!(forms(&over_last_axis.replace("bf16[t, 512] = cast", "bf16[t, 8] = cast")), ["map: r c m"]);
 }
 
 #[test]

@@ -78,17 +78,18 @@ fn results_alias_operands_exactly_where_op_facts_allow() {
         if may && !seen.contains(name) {
             left.insert(name);
         }
-        let same = |a: &TensorType, b: &TensorType| a.shape == b.shape && a.dtype.size() == b.dtype.size();
+        let same_layout =
+            |a: &TensorType, b: &TensorType| a.shape == b.shape && a.dtype.size() == b.dtype.size();
         for (k, &x) in node.inputs.iter().enumerate() {
-            for &result in node.outputs.iter().filter(|&&r| same(graph.ty(r), graph.ty(x))) {
+            for &result in node.outputs.iter().filter(|&&r| same_layout(graph.ty(r), graph.ty(x))) {
                 let mut plan = good.clone();
                 let places = &mut plan.buckets[0].places;
                 let operand = places[graph.value_name(x)].clone();
                 places.insert(graph.value_name(result).to_string(), operand);
                 mend(&mut plan);
-                let found = check(&plan);
+                let outcome = check(&plan);
                 let expected = node.op.operand_use(k).may_be_overwritten();
-                assert_eq!(found.is_ok(), expected, "{} on operand {k}: {found:?}", name);
+                assert_eq!(outcome.is_ok(), expected, "{} on operand {k}: {outcome:?}", name);
                 left.remove(name);
                 seen.insert(name);
                 compared += 1;

@@ -29,8 +29,8 @@ fn graph(body: &str) -> Graph {
 fn try_plan(graphs: Vec<Graph>, config: &PlanConfig) -> Result<Plan, PlanError> {
     let mut source = graphs[0].clone();
     for (s, symbol) in graphs.iter().flat_map(|g| g.symbols.iter()) {
-        let all = &mut source.symbols[s];
-        (all.min, all.max) = (all.min.min(symbol.min), all.max.max(symbol.max));
+        let merged = &mut source.symbols[s];
+        (merged.min, merged.max) = (merged.min.min(symbol.min), merged.max.max(symbol.max));
     }
     let buckets: Vec<BucketInput> =
         graphs.into_iter().map(|graph| BucketInput { graph, decisions: Vec::new() }).collect();
@@ -114,13 +114,13 @@ fn place_of<'a>(plan: &'a Plan, value: &str) -> &'a ValuePlacement {
 /// All-reduces of one size, one after another, each with a product before it.
 fn chain(variants: &[&str]) -> String {
     let mut body = String::from("arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n");
-    let mut last = "x".to_string();
+    let mut last_value = "x".to_string();
     for (i, variant) in variants.iter().enumerate() {
-        let _ = writeln!(body, "%a{i}: f32[16, 16] = matmul %{last}, %w");
+        let _ = writeln!(body, "%a{i}: f32[16, 16] = matmul %{last_value}, %w");
         let _ = writeln!(body, "%r{i}: f32[16, 16] = all_reduce %a{i} op=sum group={variant}");
-        last = format!("r{i}");
+        last_value = format!("r{i}");
     }
-    body + &format!("return %{last}\n")
+    body + &format!("return %{last_value}\n")
 }
 
 #[test]
@@ -189,12 +189,12 @@ fn library_writes_wait_for_the_whole_rendezvous() {
     // bytes that a push may take are not free for it.
     let pushed = planned_in_order(&rendezvous_through("push"));
     let plain = planned_in_order(&rendezvous_through("plain"));
-    let place = |p: &Plan, value: &str| match place_of(p, value).memory {
+    let location = |p: &Plan, value: &str| match place_of(p, value).memory {
         MemoryRef::Buffer(i) => (p.buckets[0].buffers[i].arena, p.buckets[0].buffers[i].offset),
         ref memory => panic!("%{value} lies in {memory:?}"),
     };
-    assert_eq!(place(&pushed, "a0"), place(&pushed, "r1"), "after the rendezvous");
-    assert_ne!(place(&plain, "a0"), place(&plain, "r1"), "from the arrival on");
+    assert_eq!(location(&pushed, "a0"), location(&pushed, "r1"), "after the rendezvous");
+    assert_ne!(location(&plain, "a0"), location(&plain, "r1"), "from the arrival on");
     // The check distinguishes the two by the variant alone.
     let mut wrong = pushed.clone();
     for program in wrong.programs.iter_mut() {
@@ -246,13 +246,13 @@ fn barriers_are_kept_where_dropping_exceeds_the_limit() {
     // One barrier between the large operands is enough for the small ones in between.
     let tight = within(large + small);
     assert_eq!(sizes(tight).0, large + small, "{}", steps(tight));
-    let kept: Vec<_> = exits(tight).into_iter().filter(|e| e.0 == ExitBarrier::Kept).collect();
-    assert_eq!(kept, [(ExitBarrier::Kept, Some(large - small))], "{}", steps(tight));
+    let kept_exits: Vec<_> = exits(tight).into_iter().filter(|e| e.0 == ExitBarrier::Kept).collect();
+    assert_eq!(kept_exits, [(ExitBarrier::Kept, Some(large - small))], "{}", steps(tight));
     // If no barrier next to the large operands is dropped, each is alive alone.
-    let least = within(large);
-    assert_eq!(sizes(least), (large, 0), "{}", steps(least));
-    let dropped = exits(least).iter().filter(|e| e.0 == ExitBarrier::Dropped).count();
-    assert!(dropped >= 2, "the small ones lie side by side in as much: {}", steps(least));
+    let smallest = within(large);
+    assert_eq!(sizes(smallest), (large, 0), "{}", steps(smallest));
+    let dropped = exits(smallest).iter().filter(|e| e.0 == ExitBarrier::Dropped).count();
+    assert!(dropped >= 2, "the small ones lie side by side in as much: {}", steps(smallest));
     assert!(plans.iter().all(|p| p.arenas.symmetric >= large));
     for plan in &plans {
         check(plan).unwrap_or_else(|e| panic!("{e:?}"));
@@ -516,9 +516,9 @@ fn rows_and_stores_are_written_over_the_first_operand() {
          %p: f32[16, 16] = index_put %c, %r, %at axis=0 accumulate=false\n\
          %q: f32[16, 16] = index_add %p, %at, %r axis=0\n%z: f32[16, 16] = matmul %q, %w\nreturn %z\n",
     );
-    let of = |v: &str| place_of(&p, v).memory;
+    let memory = |v: &str| place_of(&p, v).memory;
     for v in ["s", "n", "l", "c", "p", "q"] {
-        assert_eq!(of(v), of("h"), "{v}\n{}", steps(&p));
+        assert_eq!(memory(v), memory("h"), "{v}\n{}", steps(&p));
     }
     assert_eq!(place_of(&p, "q").why, "over %p, which nothing needs any more");
     // An input that is read at other positions or at other times than it is written stays in its own memory.
@@ -527,10 +527,10 @@ fn rows_and_stores_are_written_over_the_first_operand() {
          %n: f32[16] = layer_norm %h, %h axes=1 eps=1e-5\n%k: f32[16] = exp %n\n\
          %u: f32[16] = index_add %n, %at, %k axis=0\n%o: f32[16] = index_add %x, %at, %u axis=0\nreturn %o\n",
     );
-    let of = |v: &str| place_of(&p, v).memory;
-    assert_ne!(of("n"), of("h"), "its weight is the operand too\n{}", steps(&p));
-    assert_ne!(of("u"), of("k"), "{}", steps(&p));
-    assert_ne!(of("o"), of("u"), "{}", steps(&p));
+    let memory = |v: &str| place_of(&p, v).memory;
+    assert_ne!(memory("n"), memory("h"), "its weight is the operand too\n{}", steps(&p));
+    assert_ne!(memory("u"), memory("k"), "{}", steps(&p));
+    assert_ne!(memory("o"), memory("u"), "{}", steps(&p));
 }
 
 #[test]
@@ -542,19 +542,19 @@ fn outputs_are_written_over_the_inputs_that_they_replace() {
              %q: f32[64, 16] = index_add %p, %at, %x axis=0\n{rest}return %z\nmutate %cache = %q\n"
         ))
     };
-    let place = |p: &Plan, v: &str| place_text(&p.buckets[0], place_of(p, v));
+    let place_of_value = |p: &Plan, v: &str| place_text(&p.buckets[0], place_of(p, v));
     let p = cache("%z: f32[64, 16] = matmul %q, %w\n");
-    assert_eq!(["cache", "p", "q"].map(|v| place(&p, v)), ["out1", "out1", "out1"], "{}", steps(&p));
+    assert_eq!(["cache", "p", "q"].map(|v| place_of_value(&p, v)), ["out1", "out1", "out1"], "{}", steps(&p));
     assert!(p.buckets[0].buffers.is_empty() && p.buckets[0].copies.is_empty());
     assert_eq!(place_of(&p, "p").why, "over %cache, which nothing needs any more");
     // An input that is read together with the new value stays in the caller's memory.
     let p = cache("%z: f32[64, 16] = sub %q, %cache\n");
-    assert_eq!(["cache", "p", "q"].map(|v| place(&p, v)), ["in2", "out1", "out1"], "{}", steps(&p));
+    assert_eq!(["cache", "p", "q"].map(|v| place_of_value(&p, v)), ["in2", "out1", "out1"], "{}", steps(&p));
     let p = planned(
         "param %s: f32[16, 16]\n%t: f32[16, 16] = permute %s perm=[1, 0]\n%n: f32[16, 16] = add %s, %t\n\
          mutate %s = %n\n",
     );
-    assert_eq!(place(&p, "s"), "in0", "{}", steps(&p));
+    assert_eq!(place_of_value(&p, "s"), "in0", "{}", steps(&p));
     // A collective that reads the input may be in flight, unless the new value waits for it.
     let reduced = |beside: &str| {
         planned(&format!(
@@ -563,8 +563,8 @@ fn outputs_are_written_over_the_inputs_that_they_replace() {
              %n: f32[16, 16] = add %s, %{beside}\nreturn %r\nmutate %s = %n\n"
         ))
     };
-    assert_eq!(place(&reduced("x"), "s"), "in1");
-    assert_eq!(place(&reduced("r"), "s"), "out1");
+    assert_eq!(place_of_value(&reduced("x"), "s"), "in1");
+    assert_eq!(place_of_value(&reduced("r"), "s"), "out1");
     expect(&reduced("r"), "0 - r = out0\n1 - n = out1");
 }
 
@@ -579,13 +579,13 @@ fn a_broadcast_is_written_over_its_operand() {
         ))
     };
     let plain = with("plain");
-    let of = |v: &str| place_of(&plain, v).memory;
-    assert_eq!(of("b"), of("h"), "{}", steps(&plain));
+    let memory = |v: &str| place_of(&plain, v).memory;
+    assert_eq!(memory("b"), memory("h"), "{}", steps(&plain));
     // A rank may be written to before its own operand is sent.
-    assert_ne!(of("p"), of("b"), "{}", steps(&plain));
+    assert_ne!(memory("p"), memory("b"), "{}", steps(&plain));
     // Only the destination of a put is symmetric. The sent operand stays in place.
-    let put = with("put");
-    assert_ne!(place_of(&put, "b").memory, place_of(&put, "h").memory, "{}", steps(&put));
+    let stored = with("put");
+    assert_ne!(place_of(&stored, "b").memory, place_of(&stored, "h").memory, "{}", steps(&stored));
 }
 
 #[test]
@@ -600,11 +600,11 @@ fn an_operand_that_is_read_otherwise_is_not_overwritten() {
          %l: f32[16, 16] = add %k, %b\n\
          %z: f32[16, 16] = matmul %l, %w\nreturn %z\n",
     );
-    let of = |v: &str| place_of(&p, v).memory;
-    assert_ne!(of("h"), of("a"), "its transpose is an operand too");
-    assert_ne!(of("a"), of("b"), "its first row is an operand too");
-    assert_ne!(of("b"), of("k"), "it is read later");
-    assert!(of("k") == of("l") || of("b") == of("l"));
+    let memory = |v: &str| place_of(&p, v).memory;
+    assert_ne!(memory("h"), memory("a"), "its transpose is an operand too");
+    assert_ne!(memory("a"), memory("b"), "its first row is an operand too");
+    assert_ne!(memory("b"), memory("k"), "it is read later");
+    assert!(memory("k") == memory("l") || memory("b") == memory("l"));
 }
 
 #[test]
@@ -686,20 +686,20 @@ fn overlap_stays_within_the_budget() {
 fn independent_work_runs_between_a_collective_and_its_user() {
     let p = planned_with(vec![graph(INDEPENDENT)], &PlanConfig { slack: 1.0, ..PlanConfig::default() });
     let order: Vec<&str> = p.buckets[0].steps.iter().map(|s| s.node.as_str()).collect();
-    let at = |n: &str| order.iter().position(|s| *s == n).expect(n);
-    assert!(at("r") < at("i") && at("i") < at("u"), "{order:?}");
+    let position = |n: &str| order.iter().position(|s| *s == n).expect(n);
+    assert!(position("r") < position("i") && position("i") < position("u"), "{order:?}");
     // The user of the collective waits, and the work between does not.
     for (s, step) in p.buckets[0].steps.iter().enumerate() {
         let expected = match order[s] {
-            "r" => vec![at("a")],
-            "u" => vec![at("r")],
+            "r" => vec![position("a")],
+            "u" => vec![position("r")],
             _ => vec![],
         };
         assert_eq!(step.waits, expected, "{}", steps(&p));
     }
     // The operand and result of the collective stay occupied while it may be in flight.
     let MemoryRef::Buffer(b) = place_of(&p, "a").memory else { panic!() };
-    assert!(p.buckets[0].buffers[b].last + 1 >= at("u"), "{}", steps(&p));
+    assert!(p.buckets[0].buffers[b].last + 1 >= position("u"), "{}", steps(&p));
 }
 
 /// Only the reduce-scatters of four products remain, and no step waits for them.
@@ -784,8 +784,8 @@ fn unplannable_programs_are_rejected_by_name() {
     }
     let sums: Vec<String> = (0..5000).map(|i| format!("%r{i}")).collect();
     let _ = writeln!(huge, "%c: f32[2814749767106560000, 2] = concat {} axis=0\nreturn %r0", sums.join(", "));
-    let found = error(vec![graph(&huge)]);
-    assert!(found.starts_with("%c: the size at the upper bounds"), "{found}");
+    let message = error(vec![graph(&huge)]);
+    assert!(message.starts_with("%c: the size at the upper bounds"), "{message}");
     let two = graph("symbol n in 1..=8\narg %x: f32[n]\n%h: f32[n] = relu %x\nreturn %h\n");
     let overlapping = narrowed(&two, &[(1, 4), (4, 8)]);
     assert_eq!(error(overlapping), "buckets 0 and 1 overlap: both serve n=4");

@@ -44,23 +44,23 @@ fn entries(text: &str) -> Vec<std::ops::Range<usize>> {
     let bytes = text.as_bytes();
     // For each open bracket whether it opens a table, and the start of its current entry.
     let (mut open, mut out) = (Vec::<(bool, Option<usize>)>::new(), Vec::new());
-    let mut at = 0;
-    while at < bytes.len() {
-        match bytes[at] {
+    let mut index = 0;
+    while index < bytes.len() {
+        match bytes[index] {
             b'"' => {
-                let begin = at;
-                at += 1;
-                while bytes[at] != b'"' {
-                    at += 1 + usize::from(bytes[at] == b'\\');
+                let begin = index;
+                index += 1;
+                while bytes[index] != b'"' {
+                    index += 1 + usize::from(bytes[index] == b'\\');
                 }
                 if let Some((true, entry @ None)) = open.last_mut() {
                     *entry = Some(begin);
                 }
             }
-            b'{' | b'[' => open.push((bytes[at] == b'{', None)),
+            b'{' | b'[' => open.push((bytes[index] == b'{', None)),
             end @ (b',' | b'}' | b']') => {
                 if let Some(entry) = open.last_mut().and_then(|(_, entry)| entry.take()) {
-                    out.push(entry..at);
+                    out.push(entry..index);
                 }
                 if end != b',' {
                     open.pop();
@@ -68,7 +68,7 @@ fn entries(text: &str) -> Vec<std::ops::Range<usize>> {
             }
             _ => {}
         }
-        at += 1;
+        index += 1;
     }
     out
 }
@@ -83,9 +83,9 @@ fn no_entry_stands_twice() {
     let bucket = BucketInput { graph: graph.clone(), decisions: Vec::new() };
     let text = plan(&graph, &[bucket], &PlanConfig::default()).expect("plans").to_json();
     assert!(Plan::from_json(&text).is_ok());
-    let all = entries(&text);
-    assert!(all.len() > 40, "{} entries", all.len());
-    for entry in all {
+    let all_entries = entries(&text);
+    assert!(all_entries.len() > 40, "{} entries", all_entries.len());
+    for entry in all_entries {
         let (before, entry, after) = (&text[..entry.start], &text[entry.clone()], &text[entry.end..]);
         Plan::from_json(&format!("{before}{entry},{entry}{after}")).expect_err(entry);
     }
@@ -105,13 +105,13 @@ fn a_step_a_buffer_and_a_place_are_lines() {
 /// Half of the damage cuts, copies or overwrites bytes. The other half replaces one number by another.
 fn damage_text(r: &mut SplitMix, text: &mut Vec<u8>) {
     let (from, len) = (r.below(text.len()), r.below(40));
-    let to = (from + len).min(text.len());
+    let end = (from + len).min(text.len());
     match r.below(6) {
-        0 => drop(text.drain(from..to)),
+        0 => drop(text.drain(from..end)),
         1 => {
-            let part = text[from..to].to_vec();
-            let at = r.below(text.len());
-            text.splice(at..at, part);
+            let copy = text[from..end].to_vec();
+            let target = r.below(text.len());
+            text.splice(target..target, copy);
         }
         2 => text[from] = r.below(256) as u8,
         _ => {

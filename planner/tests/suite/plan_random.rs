@@ -66,9 +66,9 @@ fn no_named_order_needs_less_memory_than_lean() {
         let graph = program(seed, size);
         let bucket = BucketInput { graph: graph.clone(), decisions: Vec::new() };
         let bound = |order| {
-            let made =
+            let planned =
                 plan(&graph, std::slice::from_ref(&bucket), &PlanConfig { order, ..PlanConfig::default() });
-            let plan = made.expect("plans");
+            let plan = planned.expect("plans");
             check(&plan).unwrap_or_else(|e| panic!("seed {seed}, {order:?}: {e:?}"));
             let fixed = plan.fixed.iter().map(|f| f.offset + f.size).max().unwrap_or(0);
             assert!(size < 900 || plan.buckets[0].steps.len() > 500, "seed {seed}: small");
@@ -80,8 +80,8 @@ fn no_named_order_needs_less_memory_than_lean() {
         assert!(named.iter().all(|&b| lean <= b), "seed {seed}: {lean} against {named:?}");
         gained += usize::from(named.iter().all(|&b| lean < b));
         let chosen = bound(OrderStrategy::Chosen);
-        let most = lean as f64 * (1.0 + PlanConfig::default().slack);
-        assert!(chosen as f64 <= most, "seed {seed}: {chosen} against {lean}");
+        let limit = lean as f64 * (1.0 + PlanConfig::default().slack);
+        assert!(chosen as f64 <= limit, "seed {seed}: {chosen} against {lean}");
     }
     assert!(gained > 10, "of 84 programs the lean order is better than all of a name for {gained}");
 }
@@ -102,15 +102,15 @@ fn keeping_more_barriers_never_needs_more_memory() {
                 let plan = schedules.plan().expect("plans");
                 check(&plan).unwrap_or_else(|e| panic!("seed {seed}: {e:?}"));
                 assert!(bound <= plan.buckets[0].totals.symmetric_peak, "seed {seed}: {bound}");
-                let kept = plan.buckets[0].totals.barriers_kept;
+                let barriers = plan.buckets[0].totals.barriers_kept;
                 if let Some((known_bound, known_kept)) = before {
                     assert!(
-                        bound <= known_bound && kept > known_kept,
-                        "seed {seed}: {kept} barriers, {bound} bytes"
+                        bound <= known_bound && barriers > known_kept,
+                        "seed {seed}: {barriers} barriers, {bound} bytes"
                     );
                     saved += usize::from(bound < known_bound);
                 }
-                before = Some((bound, kept));
+                before = Some((bound, barriers));
                 if !schedules.keep_barriers().expect("plans") {
                     break;
                 }

@@ -46,9 +46,9 @@ fn in_flight(bucket: &Bucket) -> usize {
 /// Whether values of an arena that are not alive at once share bytes.
 fn reuses(bucket: &Bucket, arena: ArenaKind) -> bool {
     let of_arena = bucket.buffers.iter().filter(|b| b.arena == arena && b.size > 0);
-    let mut taken: Vec<(u64, u64)> = of_arena.map(|b| (b.offset, b.offset + b.size)).collect();
-    taken.sort_unstable();
-    taken.windows(2).any(|pair| pair[1].0 < pair[0].1)
+    let mut ranges: Vec<(u64, u64)> = of_arena.map(|b| (b.offset, b.offset + b.size)).collect();
+    ranges.sort_unstable();
+    ranges.windows(2).any(|pair| pair[1].0 < pair[0].1)
 }
 
 /// Counts of properties that random plans share with plans of real programs.
@@ -183,11 +183,11 @@ struct DamageTally {
 /// The errors of a plan in some sequences of two or three runs.
 fn findings(plan: &Plan, rng: &mut SplitMix) -> BTreeSet<String> {
     let lengths: &[u32] = if plan.buckets.len() == 1 { &[2, 3] } else { &[2] };
-    let found = lengths.iter().flat_map(|&length| {
+    let errors = lengths.iter().flat_map(|&length| {
         let sequences = sequences(plan, length, SEQUENCES, &mut SplitMix(rng.next()));
         sequences.into_iter().map(|runs| explore(plan, &runs)).find(|found| !found.is_empty())
     });
-    found.take(1).flatten().collect()
+    errors.take(1).flatten().collect()
 }
 
 /// Damages one random plan and compares the check with the explorer. The check must be right whenever it
@@ -214,9 +214,9 @@ fn compare_one(seed: u64, config: RandomProgramConfig, exact: bool, mut rng: Spl
     let config =
         RandomProgramConfig { nodes: config.nodes.min(12), symbols, gathers: !exact, sharded, ..config };
     let graph = program(&mut rng, &config);
-    let made = planned(&graph, config.sharded, &mut rng);
-    tally.coverage.add(&made);
-    let mut plan = flatten(&made, 16384);
+    let original = planned(&graph, config.sharded, &mut rng);
+    tally.coverage.add(&original);
+    let mut plan = flatten(&original, 16384);
     let mut story: Vec<String> = (0..1 + rng.below(3)).filter_map(|_| damage(&mut plan, &mut rng)).collect();
     mend(&mut plan);
     let errors = check(&plan).err().unwrap_or_default();
@@ -247,8 +247,8 @@ fn compare_one(seed: u64, config: RandomProgramConfig, exact: bool, mut rng: Spl
 
 /// Compares at least `least` damaged plans, or `PROPTEST_CASES` if that is more.
 fn compare_all(least: u64, compare: impl Fn(u64) -> DamageTally + Sync) -> DamageTally {
-    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
-    let seeds = (0..asked.unwrap_or(0).max(least)).collect();
+    let requested = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
+    let seeds = (0..requested.unwrap_or(0).max(least)).collect();
     let mut tally = DamageTally::default();
     for one in parallel::map(seeds, usize::MAX, compare) {
         tally.accepted += one.accepted;
@@ -287,11 +287,11 @@ fn replace_leaf(value: &mut serde_json::Value, rng: &mut SplitMix) -> bool {
     use serde_json::Value;
     match value {
         Value::Array(list) if !list.is_empty() => {
-            let at = rng.below(list.len());
+            let index = rng.below(list.len());
             match rng.below(12) {
-                0 => drop(list.remove(at)),
-                1 => list.push(list[at].clone()),
-                _ => return replace_leaf(&mut list[at], rng),
+                0 => drop(list.remove(index)),
+                1 => list.push(list[index].clone()),
+                _ => return replace_leaf(&mut list[index], rng),
             }
             true
         }

@@ -43,16 +43,16 @@ fn softmax_layer_norm_and_their_gradients_are_single_steps() {
         %d: f32[D] = sub %x, %m\n%s: f32[D] = mul %d, %d\n%v: f32[t, 1] = reduce %s op=mean axes=[1] keep=true\n\
         %e: f32[t, 1] = add %v, 1e-5\n%r: f32[t, 1] = rsqrt %e\n%n: f32[D] = mul %d, %r\n%y: f32[D] = mul %n, %w\n\
         return %m\nreturn %r\nreturn %y\n";
-    let all = |body: &str| dispatches(&planned(&program("256..=8192", 2048, body)));
-    assert_eq!(all(layer_norm), ["rows: m d s v e r n y"]);
+    let forms = |body: &str| dispatches(&planned(&program("256..=8192", 2048, body)));
+    assert_eq!(forms(layer_norm), ["rows: m d s v e r n y"]);
     let softmax = "arg %x: bf16[D]\n%c: f32[D] = cast %x\n%m: f32[t, 1] = reduce %c op=max axes=[1] keep=true\n\
         %d: f32[D] = sub %c, %m\n%e: f32[D] = exp %d\n%s: f32[t, 1] = reduce %e op=sum axes=[1] keep=true\n\
         %q: f32[D] = div %e, %s\n%y: bf16[D] = cast %q\nreturn %y\n";
-    assert_eq!(all(softmax), ["rows: c m d e s q y"]);
+    assert_eq!(forms(softmax), ["rows: c m d e s q y"]);
     // Two reductions of one level, and one of an operand that other nodes read as well.
     let gradient = "arg %g: f32[D]\narg %o: f32[D]\n%e: f32[D] = exp %o\n%s: f32[t, 1] = reduce %g op=sum axes=[1] keep=true\n\
         %q: f32[D] = mul %e, %s\n%z: f32[D] = sub %g, %q\nreturn %z\n";
-    assert_eq!(all(gradient), ["rows: e s q z"]);
+    assert_eq!(forms(gradient), ["rows: e s q z"]);
 }
 
 /// Norms of rows in f32 with weights that are computed, and a residual between them.
@@ -70,24 +70,24 @@ fn norms_between_element_wise_nodes_are_one_step() {
         assert_eq!(plan.buckets[0].steps.len(), 1);
     }
     // A norm at the end, whose weight is stored, ends the map before it.
-    let last = "arg %x: bf16[D]\narg %h: bf16[D]\nparam %w: bf16[N]\n%s: bf16[D] = add %h, %x\n\
+    let residual = "arg %x: bf16[D]\narg %h: bf16[D]\nparam %w: bf16[N]\n%s: bf16[D] = add %h, %x\n\
         %n: bf16[D] = rms_norm %s, %w axes=1 eps=1e-6 round_first=true\nreturn %s\nreturn %n\n";
-    assert_eq!(dispatches(&planned(&program("1024..=8192", 2048, last))), ["norm: s n"]);
+    assert_eq!(dispatches(&planned(&program("1024..=8192", 2048, residual))), ["norm: s n"]);
 }
 
 #[test]
 fn nodes_over_other_rows_or_axes_are_not_fused() {
     // Over the first axis, without the axis, and of columns that are not adjacent in memory.
-    let of = |reduce: &str| {
+    let forms = |reduce: &str| {
         let body = format!("arg %x: f32[2048, 2048]\n%a: f32[2048, 2048] = exp %x\n{reduce}\nreturn %r\n");
         dispatches(&planned(&program("1..=1", 8, &body)))
     };
-    assert_eq!(of("%r: f32[2048, 1] = reduce %a op=sum axes=[1] keep=true"), ["rows: a r"]);
-    assert_eq!(of("%r: f32[1, 2048] = reduce %a op=sum axes=[0] keep=true"), [""; 0]);
-    assert_eq!(of("%r: f32[2048] = reduce %a op=sum axes=[1] keep=false"), [""; 0]);
+    assert_eq!(forms("%r: f32[2048, 1] = reduce %a op=sum axes=[1] keep=true"), ["rows: a r"]);
+    assert_eq!(forms("%r: f32[1, 2048] = reduce %a op=sum axes=[0] keep=true"), [""; 0]);
+    assert_eq!(forms("%r: f32[2048] = reduce %a op=sum axes=[1] keep=false"), [""; 0]);
     let columns = "%t: f32[2048, 2048] = permute %x perm=[1, 0]\n%b: f32[2048, 2048] = neg %t\n\
         %r: f32[2048, 1] = reduce %b op=sum axes=[1] keep=true";
-    assert_eq!(of(columns), ["map: a b"]);
+    assert_eq!(forms(columns), ["map: a b"]);
     // Numbers of the rows that another node computes first.
     let shared = "arg %x: f32[D]\narg %i: f32[t, 1]\n%j: f32[t, 1] = exp %i\n%k: f32[t, 1] = neg %j\n\
         %a: f32[D] = mul %x, %k\n%s: f32[t, 1] = reduce %a op=sum axes=[1] keep=true\n%b: f32[D] = mul %a, %s\nreturn %b\n";
@@ -166,7 +166,7 @@ fn dispatches_that_are_no_rows_are_refused() {
             "%b: bf16[t, 1024] = cast %n\n%v: bf16[1] = reduce %w op=sum axes=[0] keep=true",
         ),
     ] {
-        let found = edit(from, to);
-        assert!(found.contains("Invalid"), "{to}: {found:?}");
+        let errors = edit(from, to);
+        assert!(errors.contains("Invalid"), "{to}: {errors:?}");
     }
 }

@@ -69,11 +69,11 @@ fn adamw(shapes: &[&str]) -> String {
 /// Whether results that replace inputs share their memory, and nothing is copied.
 fn is_in_place(plan: &Plan, pairs: &[(&str, &str)]) -> bool {
     let bucket = &plan.buckets[0];
-    let held = |(input, result): &(&str, &str)| {
+    let is_shared = |(input, result): &(&str, &str)| {
         let memory = |name: &str| bucket.places.get(name).map(|place| &place.memory);
         matches!(memory(result), Some(MemoryRef::Output(_))) && memory(input) == memory(result)
     };
-    bucket.copies.is_empty() && pairs.iter().all(held)
+    bucket.copies.is_empty() && pairs.iter().all(is_shared)
 }
 
 #[test]

@@ -7,11 +7,11 @@ use symmc_planner::{BucketInput, PlanConfig, plan};
 
 /// A collective in a window, whose result another group gathers in place.
 fn window_and_gather(ranks: u32, groups: [&str; 2], op: &str) -> Plan {
-    let all = 16 * groups[1].split(']').next().map_or(0, |cell| cell.split(',').count());
+    let rows = 16 * groups[1].split(']').next().map_or(0, |cell| cell.split(',').count());
     let program = format!(
         "program \"p\" ranks {ranks}\ngroup @g {}\ngroup @h {}\narg %x: f32[16, 16]\n%k: f32[16, 16] = neg %x\n\
-         %a: f32[16, 16] = {op} group=@g via=nccl_window\n%b: f32[{all}, 16] = all_gather %a group=@h via=push\n\
-         %c: f32[{all}, 16] = neg %b\nreturn %c\n",
+         %a: f32[16, 16] = {op} group=@g via=nccl_window\n%b: f32[{rows}, 16] = all_gather %a group=@h via=push\n\
+         %c: f32[{rows}, 16] = neg %b\nreturn %c\n",
         groups[0], groups[1]
     );
     let graph = text::parse(&program).unwrap_or_else(|e| panic!("{e}\n{program}"));
@@ -33,10 +33,10 @@ fn window_values_have_one_offset_within_a_cell() {
             (2, ["[[0, 1]]", "[[1, 0]]"], false),
         ] {
             let mut plan = window_and_gather(ranks, groups, op);
-            let place = &mut plan.buckets[0].places["a"];
-            assert_eq!(place.by_rank.is_some(), by_rank, "{op} on {groups:?}");
+            let placement = &mut plan.buckets[0].places["a"];
+            assert_eq!(placement.by_rank.is_some(), by_rank, "{op} on {groups:?}");
             // Place it by rank in its own group, in which each rank has another number.
-            place.by_rank = Some(PerRankOffset { group: "g".into(), stride: "1024".into() });
+            placement.by_rank = Some(PerRankOffset { group: "g".into(), stride: "1024".into() });
             let errors = check(&plan).expect_err("not at one place");
             let uneven = |e: &CheckError| matches!(e, CheckError::WindowUneven { value, .. } if value == "a");
             assert!(errors.iter().any(uneven) || !by_rank, "{op} on {groups:?}: {errors:#?}");

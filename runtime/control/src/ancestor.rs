@@ -43,9 +43,9 @@ mod tests {
 
     #[test]
     fn the_parent_does_not_set_what_nobody_sets() {
-        let found = starting_process("SYMMC_NOBODY_SETS_THIS");
+        let process = starting_process("SYMMC_NOBODY_SETS_THIS");
         let parent = std::os::unix::process::parent_id();
-        assert!(found.starts_with(&format!("{parent}/")) && !found.ends_with('/'), "{found}");
+        assert!(process.starts_with(&format!("{parent}/")) && !process.ends_with('/'), "{process}");
         assert!(sets_variable(std::process::id(), "PATH") && !sets_variable(std::process::id(), "PAT"));
     }
 }

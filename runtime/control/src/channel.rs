@@ -281,17 +281,17 @@ impl Channel {
             };
             if flags.contains(MsgFlags::MSG_CTRUNC) {
                 // There is room for all descriptors of a packet, so this process cannot open any more.
-                let what = "receiving the descriptors of shared memory";
-                return Err(self.call_error(what, "recvmsg", Errno::EMFILE));
+                let action = "receiving the descriptors of shared memory";
+                return Err(self.call_error(action, "recvmsg", Errno::EMFILE));
             }
             if flags.contains(MsgFlags::MSG_TRUNC) {
                 let maximum = format!("a message exceeds the maximum of {MAX_MESSAGE_BYTES} bytes");
                 return Err(self.protocol_error(maximum));
             }
             if fds.len() > BATCH {
-                let found = fds.len();
+                let count = fds.len();
                 return Err(self
-                    .protocol_error(format!("a packet has {found} descriptors, expected at most {BATCH}")));
+                    .protocol_error(format!("a packet has {count} descriptors, expected at most {BATCH}")));
             }
             if len == 0 {
                 return Ok(ReceiveOutcome::End);
@@ -307,8 +307,8 @@ impl Channel {
             let timeout = match deadline {
                 None => PollTimeout::NONE,
                 Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    PollTimeout::try_from(left.as_millis().min(1 << 30) + 1).unwrap_or(PollTimeout::MAX)
+                    let remaining = deadline.saturating_duration_since(Instant::now());
+                    PollTimeout::try_from(remaining.as_millis().min(1 << 30) + 1).unwrap_or(PollTimeout::MAX)
                 }
             };
             let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
@@ -389,10 +389,10 @@ pub fn is_same_user(fd: &OwnedFd) -> Result<bool> {
 /// The next connection to `listener`; `None` if none came before `until`.
 pub fn accept_connection(listener: &OwnedFd, until: Instant) -> Result<Option<OwnedFd>> {
     loop {
-        let left = until.saturating_duration_since(Instant::now()).as_millis().min(1 << 30);
+        let remaining = until.saturating_duration_since(Instant::now()).as_millis().min(1 << 30);
         let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
-            Ok(0) if left == 0 => return Ok(None),
+        match poll(&mut fds, PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX)) {
+            Ok(0) if remaining == 0 => return Ok(None),
             Ok(0) | Err(Errno::EINTR) => continue,
             Ok(_) => {}
             Err(e) => return Err(RunError::from_system_call("waiting for ranks", "poll", e)),
@@ -465,9 +465,9 @@ mod tests {
             assert!(matches!(b.try_receive_fds(), Ok(ReceiveOutcome::Message(fds)) if fds.len() == count));
         }
         assert!(matches!(b.try_receive_fds(), Ok(ReceiveOutcome::Nothing)));
-        let whole = serde_json::to_vec(&RankMessage::Done).unwrap();
-        for length in 1..whole.len() {
-            a.send_packet(&whole[..length], &[]).unwrap();
+        let packet = serde_json::to_vec(&RankMessage::Done).unwrap();
+        for length in 1..packet.len() {
+            a.send_packet(&packet[..length], &[]).unwrap();
             let error = b.try_receive::<RankMessage>().unwrap_err();
             assert_eq!(error.culprit(), Some(1), "{error}");
         }

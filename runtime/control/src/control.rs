@@ -91,8 +91,8 @@ impl ControlSegment {
     pub fn new(segment: Arc<MemorySegment>, ranks: u32, groups: usize) -> Result<ControlSegment> {
         let size = ControlSegment::segment_bytes(ranks, groups);
         if segment.len() < size {
-            let found = segment.len();
-            return Err(RunError::Invalid(format!("control segment: expected {size} bytes, found {found}")));
+            let len = segment.len();
+            return Err(RunError::Invalid(format!("control segment: expected {size} bytes, found {len}")));
         }
         Ok(ControlSegment { segment, ranks, groups })
     }
@@ -172,9 +172,9 @@ impl ControlSegment {
 
     #[inline]
     pub fn begin_step(&self, rank: u32, step: u32) {
-        let at = self.rank_offset(rank) + LINE;
-        self.word_at(at).store(step.wrapping_add(1), Ordering::Relaxed);
-        let beats = self.long_word_at(at + 16);
+        let offset = self.rank_offset(rank) + LINE;
+        self.word_at(offset).store(step.wrapping_add(1), Ordering::Relaxed);
+        let beats = self.long_word_at(offset + 16);
         beats.store(beats.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
@@ -217,24 +217,24 @@ impl ControlSegment {
 
     /// Records that `rank` begins a run; with `None`, that its last run has ended.
     pub fn begin_run(&self, rank: u32, run: Option<(u64, u32)>) {
-        let at = self.rank_offset(rank) + LINE;
-        self.word_at(at).store(0, Ordering::Relaxed);
+        let offset = self.rank_offset(rank) + LINE;
+        self.word_at(offset).store(0, Ordering::Relaxed);
         if let Some((run, bucket)) = run {
-            self.long_word_at(at + 8).store(run, Ordering::Relaxed);
-            self.word_at(at + 4).store(bucket, Ordering::Relaxed);
+            self.long_word_at(offset + 8).store(run, Ordering::Relaxed);
+            self.word_at(offset + 4).store(bucket, Ordering::Relaxed);
         }
-        self.word_at(at + RUNNING).store(u32::from(run.is_some()), Ordering::Relaxed);
-        self.long_word_at(at + 16).fetch_add(1, Ordering::Relaxed);
+        self.word_at(offset + RUNNING).store(u32::from(run.is_some()), Ordering::Relaxed);
+        self.long_word_at(offset + 16).fetch_add(1, Ordering::Relaxed);
     }
 
     pub fn progress(&self, rank: u32) -> RankProgress {
-        let at = self.rank_offset(rank) + LINE;
+        let offset = self.rank_offset(rank) + LINE;
         RankProgress {
-            run: self.long_word_at(at + 8).load(Ordering::Relaxed),
-            bucket: self.word_at(at + 4).load(Ordering::Relaxed),
-            running: self.word_at(at + RUNNING).load(Ordering::Relaxed) != 0,
-            step: self.word_at(at).load(Ordering::Relaxed).checked_sub(1),
-            beats: self.long_word_at(at + 16).load(Ordering::Relaxed),
+            run: self.long_word_at(offset + 8).load(Ordering::Relaxed),
+            bucket: self.word_at(offset + 4).load(Ordering::Relaxed),
+            running: self.word_at(offset + RUNNING).load(Ordering::Relaxed) != 0,
+            step: self.word_at(offset).load(Ordering::Relaxed).checked_sub(1),
+            beats: self.long_word_at(offset + 16).load(Ordering::Relaxed),
         }
     }
 
@@ -247,8 +247,8 @@ impl ControlSegment {
             // SAFETY: the text lies within the segment, and only the caller that moved the state from 0 to 1
             // writes it; readers read it after they have seen state 2.
             unsafe {
-                let to = self.segment.as_ptr().add(ABORT_TEXT);
-                std::ptr::copy_nonoverlapping(text.as_ptr(), to, len);
+                let text_address = self.segment.as_ptr().add(ABORT_TEXT);
+                std::ptr::copy_nonoverlapping(text.as_ptr(), text_address, len);
             }
             self.word_at(ABORT + 4).store(rank, Ordering::Relaxed);
             self.word_at(ABORT + 8).store(len as u32, Ordering::Relaxed);

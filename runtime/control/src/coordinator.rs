@@ -211,18 +211,18 @@ impl<'a> Coordinator<'a> {
 
     fn run_to_end(&mut self) -> Result<()> {
         let mut errors: Vec<RunError> = Vec::new();
-        let mut last = None;
+        let mut deadline = None;
         loop {
             if let Err(error) = self.process_next_event(errors.is_empty()) {
                 let error = self.as_reported(error);
                 if errors.is_empty() {
                     self.control.abort(error.reporter().unwrap_or(0), &error);
-                    last = Some(Instant::now() + GRACE);
+                    deadline = Some(Instant::now() + GRACE);
                 }
                 errors.push(error);
             }
             let gone = self.members.iter().all(|m| m.phase == RankPhase::Gone);
-            if last.is_some_and(|last| gone || Instant::now() >= last) {
+            if deadline.is_some_and(|deadline| gone || Instant::now() >= deadline) {
                 return Err(explaining_error(errors));
             }
             if errors.is_empty() && self.members.iter().all(|m| m.phase == RankPhase::Done) {
@@ -295,7 +295,7 @@ impl<'a> Coordinator<'a> {
             }
             RankMessage::Digests(digests) => {
                 for (name, value) in member.identity.iter_mut().flat_map(|i| &mut i.terms) {
-                    let digest = digests.iter().find(|(of, _)| of == name);
+                    let digest = digests.iter().find(|(term, _)| term == name);
                     digest.iter().for_each(|(_, digest)| value.clone_from(digest));
                 }
                 self.record_answer(rank, RankAnswer::Digests)
@@ -403,23 +403,23 @@ impl<'a> Coordinator<'a> {
         let identities = self.members.iter().filter_map(|m| m.identity.as_ref());
         let mut identities = (0..).zip(identities);
         let Some((_, first)) = identities.next() else { return Ok(()) };
-        for (rank, other) in identities {
-            if (other.protocol, &other.version) != (first.protocol, &first.version) {
+        for (rank, identity) in identities {
+            if (identity.protocol, &identity.version) != (first.protocol, &first.version) {
                 return Err(RunError::VersionDiffers {
                     rank,
                     expected: describe_version(first),
-                    found: describe_version(other),
+                    found: describe_version(identity),
                 });
             }
-            if other.plan != first.plan {
-                let expected = describe_plan(first, other);
-                let found = describe_plan(other, first);
-                return Err(RunError::PlanDiffers { rank, expected, found });
+            if identity.plan != first.plan {
+                let expected = describe_plan(first, identity);
+                let actual = describe_plan(identity, first);
+                return Err(RunError::PlanDiffers { rank, expected, found: actual });
             }
-            if other.terms != first.terms {
-                let found = differing_terms(&other.terms, &first.terms);
-                let expected = differing_terms(&first.terms, &other.terms);
-                return Err(RunError::TermsDiffer { rank, expected, found });
+            if identity.terms != first.terms {
+                let actual = differing_terms(&identity.terms, &first.terms);
+                let expected = differing_terms(&first.terms, &identity.terms);
+                return Err(RunError::TermsDiffer { rank, expected, found: actual });
             }
         }
         Ok(())
@@ -487,7 +487,7 @@ impl<'a> Coordinator<'a> {
 
     fn stuck_error(&self, rank: u32, waited: Duration) -> RunError {
         let progress = self.control.progress(rank);
-        let at = match self.locate_step.name(&progress) {
+        let location = match self.locate_step.name(&progress) {
             Some(StepName { step, node, op }) => {
                 format!("at step {step} ({op} %{node}), run {}", progress.run)
             }
@@ -497,7 +497,7 @@ impl<'a> Coordinator<'a> {
             None if progress.beats > 0 => format!("after run {}", progress.run),
             None => "before the first step".into(),
         };
-        RunError::Stuck { rank, at, limit_ms: waited.as_millis() as u64 }
+        RunError::Stuck { rank, at: location, limit_ms: waited.as_millis() as u64 }
     }
 
     fn death_error(&mut self, rank: u32) -> RunError {

@@ -22,12 +22,12 @@ pub(crate) fn progress_position(progress: &RankProgress) -> ProgressPosition {
 /// The rank that ultimately keeps `reporter` waiting. `missing` are the ranks that it waits for, at least
 /// one.
 pub fn find_culprit(control: &ControlSegment, reporter: u32, missing: &[u32]) -> u32 {
-    let others = (0..control.ranks()).filter(|rank| *rank != reporter && !missing.contains(rank));
+    let present = (0..control.ranks()).filter(|rank| *rank != reporter && !missing.contains(rank));
     // Among ranks with equal progress the first in the list is chosen, so the missing ones go first.
-    let last = missing.iter().copied().chain(others).min_by_key(|&rank| rank_position(control, rank));
+    let slowest = missing.iter().copied().chain(present).min_by_key(|&rank| rank_position(control, rank));
     let first = missing.first().copied().unwrap_or(reporter);
     let reporter_position = rank_position(control, reporter);
-    last.filter(|&rank| rank_position(control, rank) < reporter_position).unwrap_or(first)
+    slowest.filter(|&rank| rank_position(control, rank) < reporter_position).unwrap_or(first)
 }
 
 fn rank_position(control: &ControlSegment, rank: u32) -> ProgressPosition {
@@ -79,8 +79,8 @@ mod tests {
         let fresh = super::tests::control();
         put(&fresh, 0, 0, Some(0));
         assert_eq!(find_culprit(&fresh, 0, &[3]), 3);
-        let all = super::tests::control();
-        (0..4).for_each(|rank| put(&all, rank, 1, Some(3)));
-        assert_eq!(find_culprit(&all, 0, &[2]), 2);
+        let segment = super::tests::control();
+        (0..4).for_each(|rank| put(&segment, rank, 1, Some(3)));
+        assert_eq!(find_culprit(&segment, 0, &[2]), 2);
     }
 }

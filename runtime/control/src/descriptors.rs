@@ -31,16 +31,16 @@ pub fn collect_descriptors(
     limit: Duration,
 ) -> Result<Vec<OwnedFd>> {
     let until = Instant::now() + limit;
-    let mut found: Vec<Option<OwnedFd>> = expected.iter().map(|_| None).collect();
+    let mut received: Vec<Option<OwnedFd>> = expected.iter().map(|_| None).collect();
     let mut peers: Vec<DescriptorPeer> = Vec::new();
-    while found.iter().any(Option::is_none) {
+    while received.iter().any(Option::is_none) {
         if Instant::now() >= until {
-            let expected = expected.iter().zip(&found);
+            let expected = expected.iter().zip(&received);
             let missing: Vec<u32> = expected.filter(|(_, fd)| fd.is_none()).map(|(&rank, _)| rank).collect();
             let began = peers.iter().filter_map(|peer| peer.rank).find(|rank| missing.contains(rank));
             let rank = began.or(missing.first().copied()).unwrap_or_default();
-            let at = format!("before passing {what}");
-            return Err(RunError::Stuck { rank, at, limit_ms: limit.as_millis() as u64 });
+            let location = format!("before passing {what}");
+            return Err(RunError::Stuck { rank, at: location, limit_ms: limit.as_millis() as u64 });
         }
         wait_packets(listener, &peers)?;
         while let Some(fd) = accept_connection(listener, Instant::now())? {
@@ -50,19 +50,19 @@ pub fn collect_descriptors(
         }
         for peer in peers.iter_mut().filter(|peer| !peer.is_done) {
             let Some((rank, fd)) = peer.receive_descriptor(what)? else { continue };
-            if let Some(place) = expected.iter().position(|r| *r == rank) {
-                found[place] = Some(fd);
+            if let Some(position) = expected.iter().position(|r| *r == rank) {
+                received[position] = Some(fd);
             }
         }
     }
-    Ok(found.into_iter().flatten().collect())
+    Ok(received.into_iter().flatten().collect())
 }
 
 /// Waits for a connection or a packet, for at most one tick.
 fn wait_packets(listener: &OwnedFd, peers: &[DescriptorPeer]) -> Result<()> {
     let listened = peers.iter().filter(|peer| !peer.is_done).map(|peer| peer.channel.fd());
-    let all = std::iter::once(listener.as_fd()).chain(listened);
-    let mut fds: Vec<PollFd> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+    let sockets = std::iter::once(listener.as_fd()).chain(listened);
+    let mut fds: Vec<PollFd> = sockets.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
     match poll(&mut fds, PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO)) {
         Ok(_) | Err(Errno::EINTR) => Ok(()),
         Err(e) => Err(RunError::from_system_call("waiting for descriptors", "poll", e)),
@@ -199,8 +199,8 @@ mod tests {
                 channel
             })
             .into();
-        let found = collect_descriptors(&listener, &[0, 2, 3], "its memory", Duration::from_secs(60));
-        assert_eq!(found.expect("all are there").len(), 3);
+        let received = collect_descriptors(&listener, &[0, 2, 3], "its memory", Duration::from_secs(60));
+        assert_eq!(received.expect("all are there").len(), 3);
         drop((stranger, channels));
     }
 }

@@ -37,8 +37,8 @@ impl SharedRunMemory {
     /// A rank's part of the memory that the ranks share in addition to their arenas.
     pub fn bytes_per_rank(ranks: u32, groups: usize) -> usize {
         let control = ControlSegment::segment_bytes(ranks, groups);
-        let all = control.saturating_add(SharedRunMemory::staging_size(ranks, groups));
-        all.div_ceil(ranks.max(1) as usize)
+        let total = control.saturating_add(SharedRunMemory::staging_size(ranks, groups));
+        total.div_ceil(ranks.max(1) as usize)
     }
 
     /// New memory for `ranks` ranks with symmetric arenas of `arena` bytes. Counters start at `first`;

@@ -57,17 +57,17 @@ impl RunError {
     /// The error of the system call `call`; `what` names its purpose.
     pub fn from_system_call(what: impl Into<String>, call: &str, error: impl Into<io::Error>) -> RunError {
         let error = error.into();
-        let what = what.into();
+        let purpose = what.into();
         match SystemErrorKind::classify(&error) {
             SystemErrorKind::Exhausted => {
-                RunError::Exhausted { what: format!("{what} ({call})"), error: error.to_string() }
+                RunError::Exhausted { what: format!("{purpose} ({call})"), error: error.to_string() }
             }
-            SystemErrorKind::Forbidden => forbidden_error(&what, call, &error),
-            SystemErrorKind::Missing => {
-                RunError::Unsupported(format!("{what}: {call}: {error}: this machine or container lacks it"))
-            }
+            SystemErrorKind::Forbidden => forbidden_error(&purpose, call, &error),
+            SystemErrorKind::Missing => RunError::Unsupported(format!(
+                "{purpose}: {call}: {error}: this machine or container lacks it"
+            )),
             SystemErrorKind::Other => {
-                RunError::System { what: format!("{what} ({call})"), error: error.to_string() }
+                RunError::System { what: format!("{purpose} ({call})"), error: error.to_string() }
             }
         }
     }

@@ -73,12 +73,12 @@ pub(crate) struct RankGatherer<'a> {
 }
 
 impl<'a> RankGatherer<'a> {
-    pub fn new(place: &'a Membership, listener: &'a OwnedFd, limit: Duration) -> Self {
+    pub fn new(membership: &'a Membership, listener: &'a OwnedFd, limit: Duration) -> Self {
         let mut clock = ActiveClock::start();
-        let machine = CoordinatorMachine::new(place.ranks, JoinTimeouts::new(limit), clock.now());
+        let machine = CoordinatorMachine::new(membership.ranks, JoinTimeouts::new(limit), clock.now());
         let spare = listener.try_clone().ok();
         RankGatherer {
-            place,
+            place: membership,
             listener,
             limit,
             machine,
@@ -141,8 +141,8 @@ impl<'a> RankGatherer<'a> {
         while let Ok(Some(fd)) = accept_connection(self.listener, Instant::now()) {
             self.candidates.push(ConnectedProcess::new(fd, false));
         }
-        let all = "all ranks of this run have joined already: was a rank started twice?".to_string();
-        let error = RunError::Invalid(all);
+        let text = "all ranks of this run have joined already: was a rank started twice?".to_string();
+        let error = RunError::Invalid(text);
         let unknown = self.candidates.iter_mut().filter(|candidate| candidate.rank.is_none());
         unknown.for_each(|candidate| candidate.notify(&error));
     }
@@ -151,8 +151,8 @@ impl<'a> RankGatherer<'a> {
     fn process_next_event(&mut self) -> Result<()> {
         let present: Vec<usize> = (0..self.candidates.len()).filter(|&g| !self.candidates[g].gone).collect();
         let channels = present.iter().map(|&g| self.candidates[g].channel.fd());
-        let all = std::iter::once(self.listener.as_fd()).chain(channels);
-        let mut fds: Vec<PollFd> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        let sockets = std::iter::once(self.listener.as_fd()).chain(channels);
+        let mut fds: Vec<PollFd> = sockets.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         match poll(&mut fds, PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO)) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(e) => return Err(RunError::from_system_call("waiting for ranks", "poll", e)),
@@ -197,18 +197,18 @@ impl<'a> RankGatherer<'a> {
         let _ = channel.send(&CoordinatorMessage::Verdict(self.fault.clone()));
     }
 
-    fn handle_message(&mut self, at: usize) -> Result<()> {
-        let candidate = &mut self.candidates[at];
+    fn handle_message(&mut self, index: usize) -> Result<()> {
+        let candidate = &mut self.candidates[index];
         match (candidate.channel.try_receive(), candidate.rank) {
             (Ok(ReceiveOutcome::Nothing), _) => Ok(()),
             (Ok(ReceiveOutcome::Message(RankMessage::Join { rank, ranks, run, left_ms })), None) => {
                 let until = self.clock.now().saturating_add(Duration::from_millis(left_ms));
                 self.machine.shorten_gathering(until);
-                self.admit_rank(at, rank, ranks, &run)
+                self.admit_rank(index, rank, ranks, &run)
             }
             (Ok(ReceiveOutcome::Message(RankMessage::Decline { rank, ranks, run, error })), None) => {
                 candidate.gone = true;
-                self.admit_rank(at, rank, ranks, &run).and(Err(error.reported_by(rank)))
+                self.admit_rank(index, rank, ranks, &run).and(Err(error.reported_by(rank)))
             }
             (Ok(ReceiveOutcome::Message(RankMessage::Failed(error))), Some(rank)) => {
                 candidate.gone = true;
@@ -238,15 +238,15 @@ impl<'a> RankGatherer<'a> {
         }
     }
 
-    fn admit_rank(&mut self, at: usize, rank: u32, ranks: u32, run: &str) -> Result<()> {
+    fn admit_rank(&mut self, index: usize, rank: u32, ranks: u32, run: &str) -> Result<()> {
         let expected = self.place.ranks;
         if run != self.place.run || ranks != expected || rank >= expected {
             let detail = format!("rank {rank} of {ranks} came to a run of {expected} ranks");
             return Err(RunError::Misplaced { rank, detail }.reported_by(self.place.rank));
         }
-        let known = self.candidates.iter().any(|g| g.rank == Some(rank));
-        let candidate = &mut self.candidates[at];
-        if known || (rank == 0 && !candidate.own) {
+        let is_taken = self.candidates.iter().any(|g| g.rank == Some(rank));
+        let candidate = &mut self.candidates[index];
+        if is_taken || (rank == 0 && !candidate.own) {
             let detail = format!("two processes say that they are rank {rank} of this run");
             return Err(RunError::Misplaced { rank, detail }.reported_by(self.place.rank));
         }

@@ -57,8 +57,8 @@ impl Group {
         let number = THREADS.fetch_add(1, Ordering::Relaxed);
         let run = format!("threads {number} of process {}", std::process::id());
         let groups = (0..ranks).map(|rank| {
-            let place = Membership { rank, ranks, run: run.clone() };
-            Group { within_process: true, ..Group::from_membership(place) }
+            let membership = Membership { rank, ranks, run: run.clone() };
+            Group { within_process: true, ..Group::from_membership(membership) }
         });
         groups.collect()
     }
@@ -75,23 +75,23 @@ impl Group {
         mine[8..].copy_from_slice(&random_secret()?);
         mine[..4].copy_from_slice(&rank.to_le_bytes());
         mine[4..8].copy_from_slice(&ranks.to_le_bytes());
-        let all = means.all_gather(&mine).map_err(failed)?;
-        if all.len() != ranks as usize {
-            return Err(failed(format!("expected {ranks} answers, found {}", all.len())));
+        let answers = means.all_gather(&mine).map_err(failed)?;
+        if answers.len() != ranks as usize {
+            return Err(failed(format!("expected {ranks} answers, found {}", answers.len())));
         }
         for r in 0..ranks {
             let expected = [r.to_le_bytes(), ranks.to_le_bytes()].concat();
-            let answer = all.get(r as usize);
+            let answer = answers.get(r as usize);
             if answer.is_none_or(|answer| answer.len() != mine.len() || answer[..8] != expected) {
                 // An answer ends with the secret of a rank, which must not appear in a message.
-                let found = answer.map_or_else(String::new, |answer| describe_answer(answer));
+                let actual = answer.map_or_else(String::new, |answer| describe_answer(answer));
                 return Err(failed(format!(
-                    "expected the answer of rank {r} of {ranks} as answer {r}, found {found}"
+                    "expected the answer of rank {r} of {ranks} as answer {r}, found {actual}"
                 )));
             }
         }
         let first =
-            all.first().map(|answer| answer[8..].iter().map(|b| format!("{b:02x}")).collect::<String>());
+            answers.first().map(|answer| answer[8..].iter().map(|b| format!("{b:02x}")).collect::<String>());
         let run = format!("{DRAWN}{}", first.unwrap_or_default());
         let group = Group::from_membership(Membership { rank, ranks, run });
         match means.barrier() {
@@ -117,7 +117,7 @@ impl Group {
     /// all of them get.
     pub fn decline(&self, error: RunError) -> RunError {
         match self.next_session_membership() {
-            Ok(place) => place.decline(error),
+            Ok(membership) => membership.decline(error),
             Err(refusal) => refusal,
         }
     }
@@ -129,9 +129,9 @@ impl Group {
     /// The address of the ranks for one more session. Fails if this process is a fork of the process that
     /// opened sessions of the group: it would take that process's rank.
     pub fn next_session_membership(&self) -> Result<Membership> {
-        let here = process::current_process();
-        let first = self.process.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed);
-        match first.err().filter(|owner| *owner != here) {
+        let current = process::current_process();
+        let first = self.process.compare_exchange(0, current, Ordering::Relaxed, Ordering::Relaxed);
+        match first.err().filter(|owner| *owner != current) {
             Some(owner) => Err(RunError::Invalid(format!(
                 "the group has sessions of process {owner}, and this process is a fork of it: create a new group in this process"
             ))),
@@ -207,9 +207,9 @@ mod tests {
             let list = format!("{secret:?}");
             assert!(!text.contains(&hex) && !text.contains(list.trim_matches(['[', ']'])), "{text}");
         }
-        let mut both = Answers(Vec::new(), |mine: &[u8]| vec![mine.to_vec(), with(mine, 1, 2)]);
-        let group = Group::bootstrap(0, 2, &mut both).unwrap();
-        let hex: String = both.0[0][8..].iter().map(|b| format!("{b:02x}")).collect();
+        let mut answers = Answers(Vec::new(), |mine: &[u8]| vec![mine.to_vec(), with(mine, 1, 2)]);
+        let group = Group::bootstrap(0, 2, &mut answers).unwrap();
+        let hex: String = answers.0[0][8..].iter().map(|b| format!("{b:02x}")).collect();
         let next = group.next_session_membership().unwrap();
         assert!(next.run.contains(&hex), "the ranks meet by it");
         assert!(!format!("{group:?} {next:?} {}", next.public_run_name()).contains(&hex));

@@ -79,8 +79,8 @@ impl Observer {
     }
 
     pub fn sample_heartbeats(&mut self, now: Duration) {
-        for (rank, seen) in (0..).zip(&mut self.ranks) {
-            seen.observe(self.control.heartbeat(rank), now);
+        for (rank, observed) in (0..).zip(&mut self.ranks) {
+            observed.observe(self.control.heartbeat(rank), now);
         }
         self.coordinator.observe(self.control.coordinator_heartbeat(), now);
     }
@@ -108,17 +108,20 @@ mod tests {
         let segment = MemorySegment::create("test", ControlSegment::segment_bytes(2, 1)).expect("a segment");
         let control = ControlSegment::new(Arc::new(segment), 2, 1).expect("control words");
         let mut observer = Observer::new(&control);
-        let at = Duration::from_millis;
+        let millis = Duration::from_millis;
         control.publish_heartbeat(1);
-        observer.sample_heartbeats(at(100));
-        assert_eq!((observer.silence(0, at(900)), observer.silence(1, at(900))), (None, Some(at(800))));
+        observer.sample_heartbeats(millis(100));
+        assert_eq!(
+            (observer.silence(0, millis(900)), observer.silence(1, millis(900))),
+            (None, Some(millis(800)))
+        );
         control.publish_heartbeat(1);
-        observer.sample_heartbeats(at(900));
-        assert_eq!(observer.silence(1, at(900)), Some(at(0)));
-        assert_eq!(observer.coordinator_silence(at(900)), None);
+        observer.sample_heartbeats(millis(900));
+        assert_eq!(observer.silence(1, millis(900)), Some(millis(0)));
+        assert_eq!(observer.coordinator_silence(millis(900)), None);
         control.coordinator_heartbeat().store(u32::MAX, Ordering::Relaxed);
         control.publish_coordinator_heartbeat();
-        observer.sample_heartbeats(at(950));
-        assert_eq!(observer.coordinator_silence(at(951)), Some(at(1)));
+        observer.sample_heartbeats(millis(950));
+        assert_eq!(observer.coordinator_silence(millis(951)), Some(millis(1)));
     }
 }

@@ -84,44 +84,44 @@ impl Membership {
         error
     }
 
-    /// The first message of this rank, which would wait for the others for `left` more.
-    fn join_message(&self, left: Duration) -> RankMessage {
-        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+    /// The first message of this rank, which would wait for the others for `remaining` more.
+    fn join_message(&self, remaining: Duration) -> RankMessage {
+        let left_ms = u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX);
         RankMessage::Join { rank: self.rank, ranks: self.ranks, run: self.run.clone(), left_ms }
     }
 }
 
 /// Notifies ranks that connect within a moment that there will be no run.
-fn reject_ranks(place: &Membership, listener: &OwnedFd, limit: Duration, error: &RunError) {
-    let mut gathering = RankGatherer::new(place, listener, limit);
-    gathering.count_rank(place.rank);
+fn reject_ranks(membership: &Membership, listener: &OwnedFd, limit: Duration, error: &RunError) {
+    let mut gathering = RankGatherer::new(membership, listener, limit);
+    gathering.count_rank(membership.rank);
     gathering.reject_run(error.clone());
     // Gathering always ends with the given error.
     let _ = gathering.gather_all();
 }
 
 impl JoinedRank {
-    /// Joins as the rank of `place`; returns when all ranks have joined and run the same plan with the same
+    /// Joins as the rank of `membership`; returns when all ranks have joined and run the same plan with the same
     /// settings. Fails if the other ranks do not join or run something else.
-    pub fn join(place: &Membership, purpose: &JoinRequest) -> Result<JoinedRank> {
+    pub fn join(membership: &Membership, purpose: &JoinRequest) -> Result<JoinedRank> {
         let identity = RankIdentity::new(purpose.subject.clone(), &purpose.terms);
-        let identity = identity.map_err(|error| place.decline(error))?;
+        let identity = identity.map_err(|error| membership.decline(error))?;
         let until = Instant::now() + purpose.limit;
-        if place.rank != 0 {
-            return connect_rank(place, purpose, identity, until);
+        if membership.rank != 0 {
+            return connect_rank(membership, purpose, identity, until);
         }
-        let Some(listener) = bind_meeting_socket(place)? else {
+        let Some(listener) = bind_meeting_socket(membership)? else {
             // The process that is already bound to the address tells whether it belongs to this run.
-            return match connect_rank(place, purpose, identity, Instant::now() + DECLINING) {
+            return match connect_rank(membership, purpose, identity, Instant::now() + DECLINING) {
                 Err(RunError::Absent { .. }) | Ok(_) => Err(RunError::Invalid(format!(
                     "another run of this user has the same rendezvous address ({}): is MASTER_PORT in use?",
-                    place.public_run_name()
+                    membership.public_run_name()
                 ))),
                 Err(error) => Err(error),
             };
         };
-        let coordinator = start_coordinator(place, purpose, listener)?;
-        match connect_rank(place, purpose, identity, until) {
+        let coordinator = start_coordinator(membership, purpose, listener)?;
+        match connect_rank(membership, purpose, identity, until) {
             Ok(rank) => Ok(rank.with_coordinator(coordinator)),
             Err(error) => Err(explaining_error(await_coordinator(coordinator), error)),
         }
@@ -142,22 +142,22 @@ fn explaining_error(coordinator: Result<()>, own: RunError) -> RunError {
 }
 
 fn start_coordinator(
-    place: &Membership,
+    membership: &Membership,
     purpose: &JoinRequest,
     listener: OwnedFd,
 ) -> Result<JoinHandle<Result<()>>> {
     let listener = Arc::new(Mutex::new(Some(listener)));
     let theirs = listener.clone();
-    let gathered = GatheredRun { place: place.clone(), purpose: purpose.clone() };
+    let gathered = GatheredRun { place: membership.clone(), purpose: purpose.clone() };
     let started = parallel::spawn_detached(move || match take_listener(&theirs) {
         Some(listener) => gathered.coordinate_run(listener),
         None => Ok(()),
     });
     started.map_err(|e| {
         let error = RunError::from_system_call("starting the thread that coordinates the ranks", "clone", e);
-        let error = error.reported_by(place.rank);
+        let error = error.reported_by(membership.rank);
         if let Some(listener) = take_listener(&listener) {
-            reject_ranks(place, &listener, purpose.limit, &error);
+            reject_ranks(membership, &listener, purpose.limit, &error);
         }
         error
     })
@@ -167,40 +167,41 @@ fn take_listener(listener: &Mutex<Option<OwnedFd>>) -> Option<OwnedFd> {
     listener.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-/// Joins as the rank of `place`; returns when all ranks have the same identity.
+/// Joins as the rank of `membership`; returns when all ranks have the same identity.
 fn connect_rank(
-    place: &Membership,
+    membership: &Membership,
     purpose: &JoinRequest,
     identity: RankIdentity,
     until: Instant,
 ) -> Result<JoinedRank> {
     let limit = purpose.limit;
-    tracing::debug!(target: "symmc::join", ranks = place.ranks, ?limit, "connecting to rank 0");
-    let channel = connect_to_coordinator(place, until, limit)?;
-    let left = until.saturating_duration_since(Instant::now());
-    channel.send(&place.join_message(left))?;
-    let mut opening = OpeningRank::new(place.rank, CoordinatedBy::Rank0, limit, limit.saturating_sub(left));
+    tracing::debug!(target: "symmc::join", ranks = membership.ranks, ?limit, "connecting to rank 0");
+    let channel = connect_to_coordinator(membership, until, limit)?;
+    let remaining = until.saturating_duration_since(Instant::now());
+    channel.send(&membership.join_message(remaining))?;
+    let mut opening =
+        OpeningRank::new(membership.rank, CoordinatedBy::Rank0, limit, limit.saturating_sub(remaining));
     opening.watch_process(channel.peer_process());
     tracing::debug!(target: "symmc::join", "connected, waiting until all ranks are");
-    let mapped = await_welcome(place, &channel, &mut opening, limit)
+    let mapped = await_welcome(membership, &channel, &mut opening, limit)
         .and_then(|(welcome, fds)| map_domain(&welcome, &mut fds.into_iter()));
     let domain = mapped.map_err(|error| {
-        let error = error.reported_by(place.rank);
+        let error = error.reported_by(membership.rank);
         // The other ranks get this rank's error. A coordinator that is gone needs no notice.
         let _ = channel.send(&RankMessage::Failed(error.clone()));
         error
     })?;
     let config = CoordinatorLinkConfig {
         control: domain.control.clone(),
-        rank: place.rank,
+        rank: membership.rank,
         by: CoordinatedBy::Rank0,
         locate_step: purpose.locate_step.clone(),
         limit,
     };
     let link = CoordinatorLink::new(channel, config, opening);
     let agreed = link.agree_on_identity(identity, &purpose.terms);
-    match agreed.and_then(|()| expect_arena_size(purpose, place.rank, &domain)) {
-        Ok(()) => Ok(JoinedRank::new(link, place.rank, domain)),
+    match agreed.and_then(|()| expect_arena_size(purpose, membership.rank, &domain)) {
+        Ok(()) => Ok(JoinedRank::new(link, membership.rank, domain)),
         Err(error) => Err(link.report_failure(error)),
     }
 }
@@ -216,7 +217,7 @@ fn expect_arena_size(purpose: &JoinRequest, rank: u32, domain: &SharedRunMemory)
 
 /// The first message of rank 0. If the run failed, it is an error that names the missing ranks.
 fn await_welcome(
-    place: &Membership,
+    membership: &Membership,
     channel: &Channel,
     opening: &mut OpeningRank,
     limit: Duration,
@@ -230,11 +231,11 @@ fn await_welcome(
             let (welcome, fds) = received?.ok_or_else(|| {
                 let how = "its process is gone".into();
                 let when = "while the ranks joined".into();
-                RunError::DiedOutside { rank: 0, how, when }.reported_by(place.rank)
+                RunError::DiedOutside { rank: 0, how, when }.reported_by(membership.rank)
             })?;
-            if welcome.ranks != place.ranks {
-                let found = format!("a run of {} ranks, expected {}", welcome.ranks, place.ranks);
-                return Err(RunError::Protocol { rank: 0, detail: found });
+            if welcome.ranks != membership.ranks {
+                let detail = format!("a run of {} ranks, expected {}", welcome.ranks, membership.ranks);
+                return Err(RunError::Protocol { rank: 0, detail });
             }
             opening.expect_task(CoordinatorNotice::Welcome, JoinTask::Greet)?;
             return Ok((welcome, fds));
@@ -244,13 +245,13 @@ fn await_welcome(
 }
 
 /// Binds the socket at which ranks meet; `None` if another process has bound it already.
-fn bind_meeting_socket(place: &Membership) -> Result<Option<OwnedFd>> {
+fn bind_meeting_socket(membership: &Membership) -> Result<Option<OwnedFd>> {
     let fd = seqpacket_socket().map_err(|e| meeting_error("socket", e))?;
-    match bind(fd.as_raw_fd(), &place.address()?) {
+    match bind(fd.as_raw_fd(), &membership.address()?) {
         Err(Errno::EADDRINUSE) => return Ok(None),
         bound => bound.map_err(|e| meeting_error("bind", e))?,
     }
-    let backlog = Backlog::new(place.ranks.min(1024) as i32).unwrap_or(Backlog::MAXCONN);
+    let backlog = Backlog::new(membership.ranks.min(1024) as i32).unwrap_or(Backlog::MAXCONN);
     listen(&fd, backlog).map_err(|e| meeting_error("listen", e))?;
     Ok(Some(fd))
 }
@@ -264,8 +265,8 @@ fn seqpacket_socket() -> nix::Result<OwnedFd> {
 }
 
 /// Connects to rank 0, which may not have started yet.
-fn connect_to_coordinator(place: &Membership, until: Instant, limit: Duration) -> Result<Channel> {
-    let address = place.address()?;
+fn connect_to_coordinator(membership: &Membership, until: Instant, limit: Duration) -> Result<Channel> {
+    let address = membership.address()?;
     let [mut pause, longest] = RETRY;
     loop {
         let fd = seqpacket_socket()
@@ -276,7 +277,7 @@ fn connect_to_coordinator(place: &Membership, until: Instant, limit: Duration) -
             Ok(()) => {
                 return Err(RunError::Invalid(format!(
                     "the rendezvous address of {} belongs to another user",
-                    place.public_run_name()
+                    membership.public_run_name()
                 )));
             }
             Err(Errno::ECONNREFUSED | Errno::ENOENT | Errno::EAGAIN | Errno::EINTR) => {

@@ -129,7 +129,7 @@ impl JoinedRank {
         let me = self.rank;
         control.set_closed(me, runs);
         let own_progress = control.progress(me);
-        let others = (0..control.ranks()).filter(|&rank| rank != me);
+        let peers = (0..control.ranks()).filter(|&rank| rank != me);
         let max_silence = MAX_SILENCE_AT_CLOSE.min(self.close_timeout / 2);
         // A coordinator that is gone needs no notice.
         let _ = self.link.report_done();
@@ -146,7 +146,7 @@ impl JoinedRank {
                 recorded.is_within_run(&control.progress(rank), &own_progress)
                     && observer.silence(rank, now).is_none_or(|silence| silence < max_silence)
             };
-            if !others.clone().any(is_awaited) {
+            if !peers.clone().any(is_awaited) {
                 break;
             }
             std::thread::sleep(pause);

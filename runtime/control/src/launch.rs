@@ -106,8 +106,8 @@ impl LaunchedProcesses {
     /// Starts the process of a rank; returns the launcher's end of its control socket.
     fn spawn(&mut self, command: &RankCommand, rank: u32, limit: Duration) -> Result<Channel> {
         let failed = |failure: CallFailure| {
-            let what = format!("starting rank {rank} ({})", command.program.display());
-            RunError::from_system_call(what, failure.call, failure.error)
+            let action = format!("starting rank {rank} ({})", command.program.display());
+            RunError::from_system_call(action, failure.call, failure.error)
         };
         let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
         let (ours, theirs): (OwnedFd, OwnedFd) =
@@ -119,9 +119,9 @@ impl LaunchedProcesses {
         if begun.map_err(failed)? {
             return Ok(Channel::new(ours, rank));
         }
-        let at = "before its program began".into();
+        let location = "before its program began".into();
         let limit_ms = limit.as_millis() as u64;
-        Err(RunError::Stuck { rank, at, limit_ms })
+        Err(RunError::Stuck { rank, at: location, limit_ms })
     }
 
     /// Waits until all processes have exited; returns whether they have.

@@ -154,7 +154,7 @@ fn detect_launcher(
         return Ok(DetectedLauncher::default());
     }
     let mut note = None;
-    let mut found: Vec<(&LauncherFamily, u32, u32)> = Vec::new();
+    let mut detected: Vec<(&LauncherFamily, u32, u32)> = Vec::new();
     for family in FAMILIES.iter().filter(|f| launch == LauncherChoice::Auto || f.launch == launch) {
         if get(family.rank).is_none() {
             continue;
@@ -174,12 +174,12 @@ fn detect_launcher(
             continue;
         }
         let (rank, ranks) = family.rank_and_size(get).map_err(RunError::Invalid)?;
-        found.push((family, rank, ranks));
+        detected.push((family, rank, ranks));
     }
     if launch == LauncherChoice::Auto {
-        found.retain(|f| f.2 > 1);
+        detected.retain(|f| f.2 > 1);
     }
-    let Some(&(family, rank, ranks)) = found.first() else {
+    let Some(&(family, rank, ranks)) = detected.first() else {
         return match launch {
             LauncherChoice::Auto => Ok(DetectedLauncher { note, ..DetectedLauncher::default() }),
             _ => {
@@ -190,9 +190,9 @@ fn detect_launcher(
             }
         };
     };
-    let other =
-        found.iter().find(|(_, other_rank, other_ranks)| (*other_rank, *other_ranks) != (rank, ranks));
-    if let Some(&(other, other_rank, other_ranks)) = other {
+    let contradicting =
+        detected.iter().find(|(_, other_rank, other_ranks)| (*other_rank, *other_ranks) != (rank, ranks));
+    if let Some(&(other, other_rank, other_ranks)) = contradicting {
         return Err(RunError::Invalid(format!(
             "two launchers contradict each other: {} says rank {rank} of {ranks} ({}), {} says rank {other_rank} of \
              {other_ranks} ({}); choose the launcher {} or {}, or none",
@@ -201,8 +201,8 @@ fn detect_launcher(
     }
     family.expect_one_host(ranks, get).map_err(RunError::Invalid)?;
     let run = family.run_identity(get, starter);
-    let place = Some(Membership { rank, ranks, run });
-    Ok(DetectedLauncher { membership: place, launcher: Some(family.name), note: None })
+    let membership = Some(Membership { rank, ranks, run });
+    Ok(DetectedLauncher { membership, launcher: Some(family.name), note: None })
 }
 
 impl LauncherFamily {
@@ -248,9 +248,11 @@ impl LauncherFamily {
     }
 
     fn expect_one_host(&self, ranks: u32, get: VariableLookup) -> Result<(), String> {
-        let here = self.local.and_then(get);
+        let local_ranks = self.local.and_then(get);
         let hosts = self.hosts.iter().find_map(|name| get(name));
-        if here.is_some_and(|n| n.trim() != ranks.to_string()) || hosts.is_some_and(|n| n.trim() != "1") {
+        if local_ranks.is_some_and(|n| n.trim() != ranks.to_string())
+            || hosts.is_some_and(|n| n.trim() != "1")
+        {
             return Err(format!(
                 "{}: the {ranks} ranks are on several hosts: host ranks share memory and must be on one",
                 self.name
@@ -261,9 +263,9 @@ impl LauncherFamily {
 
     /// Identifies this run among others of the user.
     fn run_identity(&self, get: VariableLookup, starter: &dyn Fn(&str) -> String) -> String {
-        let parts: Vec<String> = self.run.iter().map(|name| get(name).unwrap_or_default()).collect();
-        let parts = if parts.iter().all(String::is_empty) { starter(self.rank) } else { parts.join("/") };
-        format!("{}/{parts}", self.rank)
+        let names: Vec<String> = self.run.iter().map(|name| get(name).unwrap_or_default()).collect();
+        let identity = if names.iter().all(String::is_empty) { starter(self.rank) } else { names.join("/") };
+        format!("{}/{identity}", self.rank)
     }
 }
 
@@ -356,43 +358,43 @@ mod tests {
         assert_eq!(find(LauncherChoice::Auto, &pty), Ok(DetectedLauncher::default()));
         assert!(find(LauncherChoice::Slurm, &batch).unwrap_err().contains("SLURM_STEP_ID"));
         // A step on one host of an allocation of two.
-        let part = [&STEP[..], &[("SLURM_NNODES", "2")]].concat();
-        assert_eq!(place(&part), Some((1, 3)));
+        let environment = [&STEP[..], &[("SLURM_NNODES", "2")]].concat();
+        assert_eq!(place(&environment), Some((1, 3)));
     }
 
     #[test]
     fn a_lone_rank_is_nobodys_and_noted() {
-        let found = find(LauncherChoice::Auto, &[("RANK", "1")]).unwrap();
-        assert_eq!(found.membership, None);
-        assert!(found.note.is_some_and(|n| n.contains("RANK") && n.contains("WORLD_SIZE")));
+        let detected = find(LauncherChoice::Auto, &[("RANK", "1")]).unwrap();
+        assert_eq!(detected.membership, None);
+        assert!(detected.note.is_some_and(|n| n.contains("RANK") && n.contains("WORLD_SIZE")));
         assert_eq!(find(LauncherChoice::Auto, &[("WORLD_SIZE", "4")]), Ok(DetectedLauncher::default()));
         assert_eq!(find(LauncherChoice::Local, &TORCH), Ok(DetectedLauncher::default()));
         assert!(find(LauncherChoice::Torchrun, &[("RANK", "1")]).unwrap_err().contains("WORLD_SIZE"));
         assert!(find(LauncherChoice::Mpi, &TORCH).unwrap_err().contains("PMI_RANK"));
         // If another launcher started the process, incomplete variables of one need no note.
-        let both = [&[("RANK", "1")], &HYDRA[..]].concat();
-        let found = find(LauncherChoice::Auto, &both).unwrap();
-        assert_eq!((found.membership.map(|p| p.rank), found.note), (Some(1), None));
+        let environment = [&[("RANK", "1")], &HYDRA[..]].concat();
+        let detected = find(LauncherChoice::Auto, &environment).unwrap();
+        assert_eq!((detected.membership.map(|p| p.rank), detected.note), (Some(1), None));
     }
 
     #[test]
     fn launchers_within_launchers() {
         // torchrun within a step of one task, and mpirun of one process.
-        let one = [("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_STEP_ID", "3")];
-        assert_eq!(place(&[&one[..], &TORCH].concat()), Some((2, 4)));
-        let alone = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")];
-        assert_eq!(place(&alone), None);
-        let asked = find(LauncherChoice::Mpi, &alone).unwrap().membership.unwrap();
-        assert_eq!((asked.rank, asked.ranks), (0, 1));
+        let slurm = [("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_STEP_ID", "3")];
+        assert_eq!(place(&[&slurm[..], &TORCH].concat()), Some((2, 4)));
+        let single = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")];
+        assert_eq!(place(&single), None);
+        let membership = find(LauncherChoice::Mpi, &single).unwrap().membership.unwrap();
+        assert_eq!((membership.rank, membership.ranks), (0, 1));
         // srun with PMI sets both families to the same rank.
         let pmi = [&STEP[..], &[("PMI_RANK", "1"), ("PMI_SIZE", "3")]].concat();
         assert_eq!(place(&pmi), Some((1, 3)));
-        let both = error(&[&TORCH[..], &HYDRA].concat());
+        let message = error(&[&TORCH[..], &HYDRA].concat());
         for part in ["torchrun says rank 2 of 4", "rank 1 of 3", "PMI_RANK", "torchrun or mpi"] {
-            assert!(both.contains(part), "{both}");
+            assert!(message.contains(part), "{message}");
         }
-        let asked = find(LauncherChoice::Mpi, &[&TORCH[..], &HYDRA].concat()).unwrap().membership;
-        assert_eq!(asked.map(|p| p.rank), Some(1));
+        let membership = find(LauncherChoice::Mpi, &[&TORCH[..], &HYDRA].concat()).unwrap().membership;
+        assert_eq!(membership.map(|p| p.rank), Some(1));
     }
 
     #[test]

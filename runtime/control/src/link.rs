@@ -149,12 +149,14 @@ impl CoordinatorLink {
 
     /// Sends the rank's answer to the launcher.
     pub fn send_answer(&self, answer: &str) -> Result<()> {
-        let mut rest = answer;
-        while !rest.is_empty() {
-            let at = (1..=ANSWER_PIECE.min(rest.len())).rev().find(|&at| rest.is_char_boundary(at));
-            let (piece, more) = rest.split_at(at.unwrap_or(rest.len()));
+        let mut remaining = answer;
+        while !remaining.is_empty() {
+            let split = (1..=ANSWER_PIECE.min(remaining.len()))
+                .rev()
+                .find(|&split| remaining.is_char_boundary(split));
+            let (piece, after) = remaining.split_at(split.unwrap_or(remaining.len()));
             self.state.channel.send(&RankMessage::Answer(piece.into()))?;
-            rest = more;
+            remaining = after;
         }
         Ok(())
     }
@@ -220,14 +222,14 @@ impl CoordinatorLink {
                 return Some(self.state.verdict_of(message));
             }
             let now = clock.now();
-            let found = all_beats(control);
+            let beats = all_beats(control);
             observer.sample_heartbeats(now);
             let silence = observer.coordinator_silence(now).unwrap_or_default();
             if silence.max(self.state.coordinator_silence()) >= max_silence {
                 return None;
             }
-            if found != last_beats {
-                last_beats = found;
+            if beats != last_beats {
+                last_beats = beats;
                 since = now;
             }
             if now.saturating_sub(since) > timeout {
@@ -313,8 +315,8 @@ impl CoordinatorLinkState {
     /// The error of a coordinating process that exited before its verdict. If the run had already ended, its
     /// reason is returned.
     fn coordinator_gone_error(&self) -> RunError {
-        let known = self.control.abort_reason();
-        if let Some(reason) = known.filter(|reason| !matches!(reason.cause(), RunError::Aborted { .. })) {
+        let reason = self.control.abort_reason();
+        if let Some(reason) = reason.filter(|reason| !matches!(reason.cause(), RunError::Aborted { .. })) {
             return reason;
         }
         if self.by == CoordinatedBy::Launcher {

@@ -84,9 +84,9 @@ fn control_group_limit() -> Option<u64> {
 
 /// Total and free bytes of the file system of a folder; `None` if the folder does not exist.
 pub fn file_system_space(folder: &str) -> Option<[u64; 2]> {
-    let found = statvfs(folder).ok()?;
-    let block = found.fragment_size();
-    Some([found.blocks().saturating_mul(block), found.blocks_available().saturating_mul(block)])
+    let stats = statvfs(folder).ok()?;
+    let block = stats.fragment_size();
+    Some([stats.blocks().saturating_mul(block), stats.blocks_available().saturating_mul(block)])
 }
 
 /// Whether this process may create files in a folder.
@@ -111,24 +111,24 @@ pub fn try_passing_descriptors() -> Result<()> {
     let point = socket(AddressFamily::Unix, kind, flags, None).map_err(|e| socket_error("socket", e))?;
     // The system chooses a name in the abstract namespace for a socket that is bound to an unnamed address.
     bind(point.as_raw_fd(), &UnixAddr::new_unnamed()).map_err(|e| socket_error("bind", e))?;
-    let (here, there) =
+    let (first, second) =
         socketpair(AddressFamily::Unix, kind, None, flags).map_err(|e| socket_error("socketpair", e))?;
-    let here = Channel::new(here, 0);
-    let there = Channel::new(there, 0);
+    let sender = Channel::new(first, 0);
+    let there = Channel::new(second, 0);
     let segment = MemorySegment::create("trial", TRIED)?;
     let fd =
         segment.fd().ok_or_else(|| RunError::system("passing memory", "a segment without a descriptor"))?;
-    here.send_fds(&[fd])?;
+    sender.send_fds(&[fd])?;
     let arrived = there.receive_fds(1, Instant::now() + PASSING)?.and_then(|mut fds| fds.pop());
     let arrived = arrived.ok_or_else(|| RunError::system("passing memory", "no descriptor arrived"))?;
     let mapped = MemorySegment::map_shared("trial", arrived, TRIED, SegmentAccess::Read)?;
     const MARK: u8 = 0x5c;
     // SAFETY: both segments have this many bytes, and nothing else uses them.
-    let same = unsafe {
+    let is_same = unsafe {
         segment.as_ptr().add(TRIED - 1).write_volatile(MARK);
         mapped.as_ptr().add(TRIED - 1).read_volatile() == MARK
     };
-    if same {
+    if is_same {
         Ok(())
     } else {
         Err(RunError::system("passing memory", "the received segment is not the one that was sent"))

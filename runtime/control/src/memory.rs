@@ -152,20 +152,20 @@ fn map_aligned(fd: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> nix::Re
     // SAFETY: a fresh inaccessible mapping that reserves addresses.
     let start = unsafe { mmap_anonymous(None, span, ProtFlags::PROT_NONE, reserve) }?;
     let from = start.as_ptr() as usize;
-    let at = from.next_multiple_of(HUGE);
-    let end = (at + len).next_multiple_of(4096);
+    let aligned = from.next_multiple_of(HUGE);
+    let end = (aligned + len).next_multiple_of(4096);
     // SAFETY: the parts of the reservation before and after the aligned range are unmapped, then the range
     // itself is replaced; the reservation contains nothing else.
     unsafe {
-        if at > from {
-            munmap(start, at - from)?;
+        if aligned > from {
+            munmap(start, aligned - from)?;
         }
         if from + span.get() > end {
             let tail = NonNull::new(end as *mut _).ok_or(Errno::ENOMEM)?;
             munmap(tail, from + span.get() - end)?;
         }
         let flags = MapFlags::MAP_SHARED | MapFlags::MAP_FIXED;
-        let address = mmap(NonZeroUsize::new(at), size, protection, flags, fd, 0)?;
+        let address = mmap(NonZeroUsize::new(aligned), size, protection, flags, fd, 0)?;
         // Advice only; its failure changes nothing.
         let _ = madvise(address, len, MmapAdvise::MADV_HUGEPAGE);
         Ok(address.cast())

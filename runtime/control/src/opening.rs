@@ -104,15 +104,16 @@ impl OpeningRank {
     /// cannot follow the rank's last answer.
     pub fn expect_task(&self, notice: CoordinatorNotice, task: JoinTask) -> Result<()> {
         match self.machine.task_after(notice) {
-            Some(found) if found == task => Ok(()),
+            Some(received) if received == task => Ok(()),
             _ => Err(RunError::Protocol { rank: 0, detail: format!("unexpected message {notice:?}") }),
         }
     }
 
     /// The error of a coordinator that kept the rank waiting for this time.
     pub fn stuck_error(&self, waited: Duration) -> RunError {
-        let at = if self.observer.is_some() { "before the first step" } else { "while the ranks joined" };
-        self.by.stuck_error(self.rank, at, waited)
+        let location =
+            if self.observer.is_some() { "before the first step" } else { "while the ranks joined" };
+        self.by.stuck_error(self.rank, location, waited)
     }
 
     /// Fails if the coordinator keeps the rank waiting for too long.
@@ -138,12 +139,12 @@ impl OpeningRank {
 }
 
 /// The error of a message that differs from the expected one.
-pub(crate) fn unexpected_message(expected: &str, found: &Option<CoordinatorMessage>) -> RunError {
-    let found = match found {
+pub(crate) fn unexpected_message(expected: &str, message: &Option<CoordinatorMessage>) -> RunError {
+    let actual = match message {
         Some(message) => format!("{message:?}"),
         None => "the end of the connection".into(),
     };
-    RunError::Protocol { rank: 0, detail: format!("expected {expected}, found {found}") }
+    RunError::Protocol { rank: 0, detail: format!("expected {expected}, found {actual}") }
 }
 
 #[cfg(test)]

@@ -81,8 +81,8 @@ fn control_socket(fd: RawFd) -> Result<OwnedFd> {
 }
 
 fn not_a_control_socket(fd: RawFd, detail: impl Display) -> RunError {
-    let what = format!("descriptor {fd} is not a control socket ({detail})");
-    RunError::Invalid(format!("{what}: ranks are started by a launcher"))
+    let problem = format!("descriptor {fd} is not a control socket ({detail})");
+    RunError::Invalid(format!("{problem}: ranks are started by a launcher"))
 }
 
 impl LaunchedRank {

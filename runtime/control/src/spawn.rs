@@ -83,9 +83,9 @@ impl RankProcess {
     ) -> Result<RankProcess, CallFailure> {
         let (begun, child_end) = pipe2(OFlag::O_CLOEXEC).map_err(|e| CallFailure::new("pipe2", e))?;
         let program = CString::new(command.program.as_os_str().as_bytes()).map_err(argument_error)?;
-        let given = command.args.iter().cloned().chain([inherited.as_raw_fd().to_string()]);
-        let given = given.map(CString::new).collect::<Result<Vec<_>, _>>().map_err(argument_error)?;
-        let arguments: Vec<CString> = [program.clone()].into_iter().chain(given).collect();
+        let args = command.args.iter().cloned().chain([inherited.as_raw_fd().to_string()]);
+        let args = args.map(CString::new).collect::<Result<Vec<_>, _>>().map_err(argument_error)?;
+        let arguments: Vec<CString> = [program.clone()].into_iter().chain(args).collect();
         let pointers = arguments.iter().map(|a| a.as_ptr()).chain([std::ptr::null()]).collect();
         let inherited = inherited.as_raw_fd();
         let launcher = std::process::id() as libc::pid_t;
@@ -118,7 +118,7 @@ impl RankProcess {
             let mut fds = [PollFd::new(std::os::fd::AsFd::as_fd(&self.begun), PollFlags::POLLIN)];
             match poll(&mut fds, PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO)) {
                 Ok(0) | Err(Errno::EINTR) => continue,
-                found => found.map_err(|e| CallFailure::new("poll", e))?,
+                polled => polled.map_err(|e| CallFailure::new("poll", e))?,
             };
             let mut report = [0; size_of::<ChildReport>()];
             return match read(&self.begun, &mut report) {

@@ -70,8 +70,8 @@ fn run(ranks: &str) -> Result<(), Failure> {
         let ended = |rank: thread::ScopedJoinHandle<'_, _>| rank.join().map_err(|_| "a rank panicked")?;
         ranks.into_iter().map(ended).collect::<Result<Vec<Vec<f32>>, Failure>>()
     })?;
-    let all: Vec<Vec<f32>> = (0..ranks).map(numbers).collect();
-    let sum = |i: usize| all.iter().map(|x| x[i]).sum::<f32>();
+    let inputs: Vec<Vec<f32>> = (0..ranks).map(numbers).collect();
+    let sum = |i: usize| inputs.iter().map(|x| x[i]).sum::<f32>();
     let expected: Vec<f32> = (0..ELEMENT_COUNT).map(|i| ranks as f32 * sum(i)).collect();
     match outputs.iter().position(|output| *output != expected) {
         Some(rank) => Err(format!("rank {rank} has something else than the sums").into()),
@@ -107,12 +107,12 @@ fn rank(plan: &CheckedPlan, group: &Group, id: UniqueId) -> Result<Vec<f32>, Fai
     // A run among other work of the application, then a graph of the application that holds runs.
     session.enqueue(None)?;
     session.wait(WAIT_TIMEOUT)?;
-    let mut put = Ok(());
+    let mut enqueued = Ok(());
     let graph = stream.capture(|| {
-        put = (0..RUNS_PER_GRAPH).try_for_each(|_| session.enqueue(None));
+        enqueued = (0..RUNS_PER_GRAPH).try_for_each(|_| session.enqueue(None));
         Ok(())
     })?;
-    put?;
+    enqueued?;
     for _ in 0..REPLAY_COUNT {
         // SAFETY: the session, which the graph uses, exists.
         unsafe { stream.replay(&graph)? };

@@ -66,23 +66,23 @@ impl CudaConfig {
     }
 
     pub(crate) fn gpu_of_rank(&self, rank: u32, ranks: u32) -> Result<u32> {
-        let found = driver::count_gpus()?;
+        let visible = driver::count_gpus()?;
         let gpu = match self.gpus.get(rank as usize) {
             Some(&gpu) => gpu,
             None if self.gpus.is_empty() => rank,
             None => {
-                let given = self.gpus.len();
-                let text = format!("{given} GPUs are named for {ranks} ranks: expected one GPU per rank");
+                let named = self.gpus.len();
+                let text = format!("{named} GPUs are named for {ranks} ranks: expected one GPU per rank");
                 return Err(CudaError::Unsupported(text));
             }
         };
-        if gpu < found {
+        if gpu < visible {
             return Ok(gpu);
         }
         Err(CudaError::Unsupported(if self.gpus.is_empty() {
-            format!("{ranks} ranks need {ranks} GPUs, one each; this process sees {found}")
+            format!("{ranks} ranks need {ranks} GPUs, one each; this process sees {visible}")
         } else {
-            format!("rank {rank} is assigned to GPU {gpu}; this process sees {found} GPUs, numbered from 0")
+            format!("rank {rank} is assigned to GPU {gpu}; this process sees {visible} GPUs, numbered from 0")
         }))
     }
 }

@@ -72,9 +72,9 @@ pub(crate) mod tests {
         fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
             self.0.said.lock().unwrap()[self.1] = mine.to_vec();
             self.0.both.wait();
-            let all = self.0.said.lock().unwrap().to_vec();
+            let shares = self.0.said.lock().unwrap().to_vec();
             self.0.both.wait();
-            Ok(all)
+            Ok(shares)
         }
     }
 }

@@ -59,7 +59,8 @@ impl Nccl {
         if path.is_absolute() && !path.exists() {
             return Err(LoadFailure::Absent);
         }
-        let opened = trust::resolve_library(path).map_err(|found| LoadFailure::Untrusted { found })?;
+        let opened = trust::resolve_library(path)
+            .map_err(|path_error| LoadFailure::Untrusted { found: path_error })?;
         // SAFETY: the file is NCCL by its name or by the user's choice, and NCCL's initialisers may run at
         // any time.
         let library = unsafe { Library::open(Some(opened), RTLD_NOW | RTLD_LOCAL) };
@@ -131,9 +132,9 @@ impl Nccl {
         let mut text = unsafe { read_c_text((self.functions.get_error_string)(code)) };
         // SAFETY: the function also accepts a null communicator, and returns a static buffer of `MAX_TEXT_BYTES` bytes
         // that always ends with a zero.
-        let last = unsafe { read_c_text((self.functions.get_last_error)(Comm::NULL)) };
-        if !last.is_empty() {
-            text = format!("{text}; last message: {last}");
+        let last_message = unsafe { read_c_text((self.functions.get_last_error)(Comm::NULL)) };
+        if !last_message.is_empty() {
+            text = format!("{text}; last message: {last_message}");
         }
         NcclError { call, code, text }
     }

@@ -86,9 +86,9 @@ impl LibrarySearch {
             prefixes.extend(programs.filter_map(|p| Some(p.parent()?.parent()?.to_path_buf())));
         }
         prefixes.extend(self.home.iter().map(|home| home.join(".local")));
-        let mut seen = HashSet::new();
+        let mut visited = HashSet::new();
         let folders = prefixes.iter().flat_map(|prefix| package_folders_below(prefix));
-        folders.filter(|f| seen.insert(std::fs::canonicalize(f).unwrap_or_else(|_| f.clone()))).collect()
+        folders.filter(|f| visited.insert(std::fs::canonicalize(f).unwrap_or_else(|_| f.clone()))).collect()
     }
 }
 
@@ -136,8 +136,8 @@ mod tests {
         };
         let file = root.path().join("my_nccl.so");
         assert_eq!(variables(&file).candidates(&NCCL), std::slice::from_ref(&file));
-        let both = [root.path().join("libnccl.so.2"), root.path().join("libnccl.so")];
-        assert_eq!(variables(root.path()).candidates(&NCCL), both);
+        let candidates = [root.path().join("libnccl.so.2"), root.path().join("libnccl.so")];
+        assert_eq!(variables(root.path()).candidates(&NCCL), candidates);
         assert!(
             variables(Path::new("libx.so")).candidates(&NCCL)[0].is_absolute(),
             "a file, not a name for the loader"
@@ -168,8 +168,8 @@ mod tests {
         // A relative folder leads to packages as well, and is skipped.
         folder(&root, "relative/lib/python3.12/site-packages");
         std::fs::write(folder(&root, "relative/bin").join("python3"), "").expect("a file");
-        let here = std::env::current_dir().expect("a folder");
-        let up: PathBuf = here.components().skip(1).map(|_| "..").collect();
+        let working = std::env::current_dir().expect("a folder");
+        let up: PathBuf = working.components().skip(1).map(|_| "..").collect();
         let relative = up.join(root.strip_prefix("/").expect("an absolute path")).join("relative/bin");
         assert!(relative.is_relative() && relative.join("python3").is_file());
 

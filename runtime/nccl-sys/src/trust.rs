@@ -93,11 +93,11 @@ fn resolve_links(path: &Path) -> Result<PathBuf, UntrustedPath> {
 /// Checks an entry and all folders above it. The sticky bit does not help the first `exclusive` of them.
 fn check_ancestors(real: &Path, exclusive: usize) -> Result<(), UntrustedPath> {
     for (height, entry) in real.ancestors().enumerate() {
-        let found = fs::symlink_metadata(entry).map_err(|e| unknown_path(entry, e))?;
-        let uid = found.uid();
-        let mode = found.mode();
+        let metadata = fs::symlink_metadata(entry).map_err(|e| unknown_path(entry, e))?;
+        let uid = metadata.uid();
+        let mode = metadata.mode();
         let is_shared =
-            mode & OTHERS_WRITE != 0 || mode & GROUP_WRITES != 0 && !is_private_group(found.gid());
+            mode & OTHERS_WRITE != 0 || mode & GROUP_WRITES != 0 && !is_private_group(metadata.gid());
         let entries_are_safe = height >= exclusive && mode & STICKY != 0;
         let why = if !is_trusted_owner(uid) {
             DistrustReason::Owner(uid)
@@ -177,8 +177,8 @@ mod tests {
         /// Expects the same result by every way to the file.
         fn expect_all(&self, expected: &Result<(), UntrustedPath>) {
             for way in &self.ways {
-                let found = resolve_file(way).map(|real| assert_eq!(real, self.file));
-                assert_eq!(found, *expected, "{}", way.display());
+                let actual = resolve_file(way).map(|real| assert_eq!(real, self.file));
+                assert_eq!(actual, *expected, "{}", way.display());
             }
         }
     }

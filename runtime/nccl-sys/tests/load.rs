@@ -120,9 +120,12 @@ fn later_functions_are_optional() {
     let global = unsafe { Library::this().get::<*const ()>("ncclGetLsaDevicePointer") };
     assert!(global.is_err(), "the library's symbols are its own");
 
-    let found = Version::new(2, 27, 7);
-    let missing =
-        |symbol, minor, patch| MissingFunction { symbol, since: Version::new(2, minor, patch), found };
+    let version = Version::new(2, 27, 7);
+    let missing = |symbol, minor, patch| MissingFunction {
+        symbol,
+        since: Version::new(2, minor, patch),
+        found: version,
+    };
     assert_eq!(first.all_to_all().err(), Some(missing("ncclAlltoAll", 28, 0)));
     let error = first.get_lsa_device_pointer().expect_err("2.27 has no such function");
     assert_eq!(error, missing("ncclGetLsaDevicePointer", 29, 2));
@@ -154,14 +157,14 @@ fn configs_and_errors_of_every_layout() {
         let comm = |n: usize| Ok(Comm(n as *mut _));
         assert_eq!(init(2, |_| ()), comm(3), "{code}");
         assert_eq!(init(0, |c| c.blocking = 0), comm(1), "in progress is no failure");
-        let said = |rank, set| init(rank, set).expect_err("a failure").to_string();
+        let message = |rank, set| init(rank, set).expect_err("a failure").to_string();
         assert_eq!(
-            said(0, |c| c.cta_policy = cta_policy::ZERO),
+            message(0, |c| c.cta_policy = cta_policy::ZERO),
             "ncclCommInitRankConfig failed with ncclSystemError (2): unhandled system error; last message: no copy \
              engines"
         );
         assert_eq!(
-            said(4, |_| ()),
+            message(4, |_| ()),
             "ncclCommInitRankConfig failed with code 99: unknown result code; last message: no such rank"
         );
         // SAFETY: the fake function accepts any handle.

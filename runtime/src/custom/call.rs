@@ -230,9 +230,9 @@ fn typed_result<T: Element>(
     result: &ResultMemory<'_>,
     position: usize,
 ) -> Result<(*mut T, usize), CustomError> {
-    let found = result.dtype;
-    if !T::holds(found) {
-        return Err(CustomError::Type { what: "result", position, found, expected: T::NAME });
+    let dtype = result.dtype;
+    if !T::holds(dtype) {
+        return Err(CustomError::Type { what: "result", position, found: dtype, expected: T::NAME });
     }
     Ok((result.ptr.cast(), result.shape.iter().product()))
 }
@@ -242,9 +242,9 @@ fn operand_elements<'a, T: Element>(
     view: &TensorView<'a>,
     position: usize,
 ) -> Result<Cow<'a, [T]>, CustomError> {
-    let found = view.dtype();
-    if !T::holds(found) {
-        return Err(CustomError::Type { what: "operand", position, found, expected: T::NAME });
+    let dtype = view.dtype();
+    if !T::holds(dtype) {
+        return Err(CustomError::Type { what: "operand", position, found: dtype, expected: T::NAME });
     }
     let shape = view.shape();
     let strides = view.strides();
@@ -260,14 +260,14 @@ fn operand_elements<'a, T: Element>(
     }
     let mut out = Vec::with_capacity(count);
     for i in 0..count {
-        let mut rest = i;
-        let mut at = 0;
+        let mut remaining = i;
+        let mut offset = 0;
         for (&n, &stride) in shape.iter().zip(strides).rev() {
-            at += (rest % n) as isize * stride;
-            rest /= n;
+            offset += (remaining % n) as isize * stride;
+            remaining /= n;
         }
         // SAFETY: shape and strides reach the element, by the promise of the code that made the view.
-        out.push(unsafe { ptr.offset(at).read() });
+        out.push(unsafe { ptr.offset(offset).read() });
     }
     Ok(Cow::Owned(out))
 }

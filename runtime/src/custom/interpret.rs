@@ -38,13 +38,13 @@ impl AlignedTensor {
     }
 
     fn from_tensor(tensor: &Tensor) -> Self {
-        let mut held = AlignedTensor::new(tensor.dtype(), tensor.shape());
-        for (word, from) in held.words.iter_mut().zip(tensor.data().chunks(8)) {
+        let mut aligned = AlignedTensor::new(tensor.dtype(), tensor.shape());
+        for (word, from) in aligned.words.iter_mut().zip(tensor.data().chunks(8)) {
             let mut bytes = [0; 8];
             bytes[..from.len()].copy_from_slice(from);
             *word = u64::from_ne_bytes(bytes);
         }
-        held
+        aligned
     }
 
     fn to_tensor(&self) -> Result<Tensor, String> {
@@ -67,7 +67,7 @@ fn interpret_kernel(
         .collect();
     let pointers: Vec<Vec<*mut u8>> = results
         .iter_mut()
-        .map(|of_rank| of_rank.iter_mut().map(|held| held.words.as_mut_ptr().cast()).collect())
+        .map(|of_rank| of_rank.iter_mut().map(|tensor| tensor.words.as_mut_ptr().cast()).collect())
         .collect();
     for number in 0..call.ranks.len() {
         let sides: Vec<RankTensors<'_>> = (0..call.ranks.len())

@@ -60,7 +60,7 @@ impl CustomKernelRegistry {
         rank: Option<u32>,
     ) -> Result<Option<KernelEntry>> {
         let data = &graph.nodes[node];
-        let found = match &data.op {
+        let kernel = match &data.op {
             Op::Opaque { .. } => Err(ValueMismatch::Opaque),
             Op::Custom(id) => match self.entries.get(&graph.customs[*id].name) {
                 None => Err(ValueMismatch::NoKernel),
@@ -73,7 +73,7 @@ impl CustomKernelRegistry {
         };
         let node = graph.node_name(node).to_string();
         let op = op_display_name(graph, &data.op);
-        found.map_err(|why| RunError::CannotRun { rank, node, op, why })
+        kernel.map_err(|why| RunError::CannotRun { rank, node, op, why })
     }
 
     pub(super) fn kernels(&self) -> impl Iterator<Item = (&String, &KernelEntry)> {

@@ -64,9 +64,9 @@ fn check_dtypes(graph: &Graph, what: &str, expected: &[DType], values: &[ValueId
         return Err(format!("expected {} {what}(s), found {}", expected.len(), values.len()));
     }
     for (i, (&expected, &value)) in expected.iter().zip(values).enumerate() {
-        let found = graph.ty(value).dtype;
-        if expected != found {
-            return Err(format!("{what} {i}: expected {expected}, found {found}"));
+        let dtype = graph.ty(value).dtype;
+        if expected != dtype {
+            return Err(format!("{what} {i}: expected {expected}, found {dtype}"));
         }
     }
     Ok(())

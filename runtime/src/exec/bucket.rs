@@ -214,9 +214,9 @@ impl BucketContext<'_> {
             .collect()
     }
 
-    fn base_placement(&self, place: &ResolvedPlacement) -> Result<BasePlacement, String> {
+    fn base_placement(&self, placement: &ResolvedPlacement) -> Result<BasePlacement, String> {
         let graph = &self.program.graph;
-        let (space, start, room) = match place.memory {
+        let (space, start, room) = match placement.memory {
             MemoryRef::Buffer(b) => {
                 let b = self.bucket.buffers.get(b).ok_or_else(|| format!("there is no buffer {b}"))?;
                 let (space, arena) = match b.arena {
@@ -238,7 +238,7 @@ impl BucketContext<'_> {
             MemoryRef::Input(i) => return Err(format!("there is no input {i}")),
             MemoryRef::Output(o) => return Err(format!("there is no output {o}")),
         };
-        let by_rank = match &place.by_rank {
+        let by_rank = match &placement.by_rank {
             None => None,
             Some((group, stride)) => {
                 let numbers = graph
@@ -251,7 +251,7 @@ impl BucketContext<'_> {
             space,
             start: start as usize,
             capacity: room,
-            offset: place.offset.clone(),
+            offset: placement.offset.clone(),
             by_rank,
         })
     }

@@ -107,7 +107,7 @@ impl Executor {
     /// them, the imported program reads outside of an axis, the bucket cannot run (it contains an op without
     /// a kernel), or a value does not fit its memory.
     pub fn resolve_bindings(&mut self, bindings: &SymbolBindings) -> Result<Arc<ResolvedProgram>> {
-        if let Some((_, bound)) = self.bound.iter().find(|(known, _)| known == bindings) {
+        if let Some((_, bound)) = self.bound.iter().find(|(sizes, _)| sizes == bindings) {
             return Ok(bound.clone());
         }
         let named = self.symbol_values(bindings);

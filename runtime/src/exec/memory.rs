@@ -56,10 +56,10 @@ impl InputData<'_> {
         match self {
             InputData::Memory(bytes) => {
                 let end = at.checked_add(into.len());
-                let found = end.and_then(|end| bytes.get(at..end)).ok_or_else(|| {
+                let slice = end.and_then(|end| bytes.get(at..end)).ok_or_else(|| {
                     RunError::system("reading an input", "it is shorter than its type requires")
                 })?;
-                into.copy_from_slice(found);
+                into.copy_from_slice(slice);
                 Ok(())
             }
             InputData::Source(source) => source.read(at, into),

@@ -52,8 +52,8 @@ impl PreparedBucket {
                 let name = &symbol.name;
                 let min = symbol.min;
                 let max = symbol.max;
-                let found = value.map_or_else(|| "no value".to_string(), |value| value.to_string());
-                RunError::Invalid(format!("symbol {name}: expected {min} to {max}, found {found}"))
+                let actual = value.map_or_else(|| "no value".to_string(), |value| value.to_string());
+                RunError::Invalid(format!("symbol {name}: expected {min} to {max}, found {actual}"))
             })?;
             bindings.set(id, value);
         }
@@ -103,18 +103,18 @@ impl ProgramResolver<'_> {
 
     /// Places the inner values of each dispatch one after another.
     fn place_inner_values(&mut self) -> Result<()> {
-        let mut found = HashMap::new();
+        let mut offsets = HashMap::new();
         for dispatch in &self.graph.dispatches {
             let mut offset = 0usize;
             for &v in dispatch.nodes().flat_map(|n| &self.graph.nodes[n].outputs) {
                 let placement = self.program.placements[v].as_ref();
                 if placement.is_some_and(|p| p.space == MemorySpace::Inner) {
-                    found.insert(v, offset);
+                    offsets.insert(v, offset);
                     offset = offset.saturating_add(self.contiguous_bytes(v)?.next_multiple_of(INNER_ALIGN));
                 }
             }
         }
-        self.inner_offsets = found;
+        self.inner_offsets = offsets;
         Ok(())
     }
 
@@ -146,24 +146,24 @@ impl ProgramResolver<'_> {
     /// The placement of a base, its offset from the start of its memory space without the part that depends
     /// on the rank, and this part's stride.
     fn locate_base(&self, base: ValueId) -> Result<(&BasePlacement, usize, usize)> {
-        let place = self.program.placements[base].as_ref();
-        let place = place.ok_or_else(|| self.invalid_value(base, "it has no placement"))?;
-        if place.space == MemorySpace::Inner {
-            return Ok((place, self.inner_offsets.get(&base).copied().unwrap_or(0), 0));
+        let placement = self.program.placements[base].as_ref();
+        let placement = placement.ok_or_else(|| self.invalid_value(base, "it has no placement"))?;
+        if placement.space == MemorySpace::Inner {
+            return Ok((placement, self.inner_offsets.get(&base).copied().unwrap_or(0), 0));
         }
-        let offset = self.eval_size(base, &place.offset)?;
-        let by_rank = match &place.by_rank {
+        let offset = self.eval_size(base, &placement.offset)?;
+        let by_rank = match &placement.by_rank {
             Some(by_rank) => self.eval_size(base, &by_rank.stride)?,
             None => 0,
         };
-        let number = place.cell_number(self.program.rank);
+        let number = placement.cell_number(self.program.rank);
         let bytes = self.contiguous_bytes(base)?;
         let inner = by_rank.checked_mul(number).and_then(|r| r.checked_add(offset));
         let end = inner.and_then(|i| i.checked_add(bytes));
         let Some((inner, end)) = inner.zip(end) else {
             return Err(self.invalid_value(base, "its offset overflows"));
         };
-        let room = match (place.capacity, place.space) {
+        let room = match (placement.capacity, placement.space) {
             (Some(room), _) => room,
             (None, MemorySpace::Output(k)) => self.contiguous_bytes(self.graph.outputs[k].value)?,
             (None, MemorySpace::Input(i)) => {
@@ -177,18 +177,20 @@ impl ProgramResolver<'_> {
             );
         }
         let size = self.graph.ty(base).dtype.size();
-        if !(place.start + inner).is_multiple_of(size) {
-            return Err(self
-                .invalid_value(base, format!("offset {} is not a multiple of {size}", place.start + inner)));
+        if !(placement.start + inner).is_multiple_of(size) {
+            return Err(self.invalid_value(
+                base,
+                format!("offset {} is not a multiple of {size}", placement.start + inner),
+            ));
         }
-        Ok((place, place.start + offset, by_rank))
+        Ok((placement, placement.start + offset, by_rank))
     }
 
     /// The location of a value; fails if the value does not lie within its base.
     fn locate_value(&self, value: ValueId) -> Result<LocatedTensor> {
         let layout = &self.program.layouts[value];
-        let (place, offset, by_rank) = self.locate_base(layout.base)?;
-        let number = place.cell_number(self.program.rank);
+        let (placement, offset, by_rank) = self.locate_base(layout.base)?;
+        let number = placement.cell_number(self.program.rank);
         let shape = self.eval_shape(value)?;
         let dtype = self.graph.ty(value).dtype;
         let strides = layout.strides.iter().map(|s| self.eval_dim(value, s).map(|s| s as isize));
@@ -200,8 +202,9 @@ impl ProgramResolver<'_> {
         } else {
             let is_inside = [1, -1].into_iter().all(|sign| {
                 let mut steps = shape.iter().zip(&strides).filter(|(_, s)| (**s as i64).signum() == sign);
-                let reached: Option<i64> = steps
-                    .try_fold(first, |at, (&n, &s)| at.checked_add((n as i64 - 1).checked_mul(s as i64)?));
+                let reached: Option<i64> = steps.try_fold(first, |last, (&n, &s)| {
+                    last.checked_add((n as i64 - 1).checked_mul(s as i64)?)
+                });
                 reached.is_some_and(|element| (0..elements).contains(&element))
             });
             if !is_inside && self.purpose == ResolvePurpose::Size {
@@ -213,7 +216,7 @@ impl ProgramResolver<'_> {
             }
         }
         let offset = offset + by_rank * number + first as usize * dtype.size();
-        Ok(LocatedTensor { space: place.space, offset, by_rank, dtype, shape, strides })
+        Ok(LocatedTensor { space: placement.space, offset, by_rank, dtype, shape, strides })
     }
 
     fn locate_values(&self, values: &[ValueId]) -> Result<Vec<LocatedTensor>> {
@@ -296,8 +299,8 @@ impl ProgramResolver<'_> {
         let cells = self.graph.cells(group).ok_or_else(outside)?;
         let me = self.program.rank;
         let cell = cells.into_iter().find(|cell| cell.contains(&me)).ok_or_else(outside)?;
-        let place = cell.iter().position(|&rank| rank == me).ok_or_else(outside)?;
-        let rank = u32::try_from(place).map_err(|_| outside())?;
+        let position = cell.iter().position(|&rank| rank == me).ok_or_else(outside)?;
+        let rank = u32::try_from(position).map_err(|_| outside())?;
         Ok(Route { scope: RouteScope::Position { rank, cell: cell.into() }, ..route.clone() })
     }
 
@@ -307,8 +310,8 @@ impl ProgramResolver<'_> {
         for id in dispatch.nodes() {
             let node = &self.graph.nodes[id];
             for v in &node.outputs {
-                if let Some(at) = self.inner_offsets.get(v) {
-                    inner = inner.max(at.saturating_add(self.contiguous_bytes(*v)?));
+                if let Some(offset) = self.inner_offsets.get(v) {
+                    inner = inner.max(offset.saturating_add(self.contiguous_bytes(*v)?));
                 }
             }
             let is_view = node.outputs.iter().all(|&v| self.program.layouts[v].base != v);
@@ -444,21 +447,25 @@ impl ProgramResolver<'_> {
 
     /// The region of a collective's operand or result. `peers` says whether peers access it.
     fn resolve_region(&self, value: ValueId, peers: bool) -> Result<ResolvedRegion> {
-        let at = self.locate_value(value)?;
-        if !is_dense(&at.shape, &at.strides) {
+        let located = self.locate_value(value)?;
+        if !is_dense(&located.shape, &located.strides) {
             return Err(self.invalid_value(value, "a collective needs its elements in one dense run"));
         }
-        if peers && at.space != MemorySpace::Symmetric {
+        if peers && located.space != MemorySpace::Symmetric {
             return Err(self.invalid_value(value, "peers access it, but it is not in the symmetric arena"));
         }
-        Ok(ResolvedRegion { space: at.space, offset: at.offset, by_rank: self.offsets_by_rank(value, &at)? })
+        Ok(ResolvedRegion {
+            space: located.space,
+            offset: located.offset,
+            by_rank: self.offsets_by_rank(value, &located)?,
+        })
     }
 
     /// The start of a value on every rank of the run; `None` if it is the same on all.
     fn offsets_by_rank(&self, value: ValueId, at: &LocatedTensor) -> Result<Option<Arc<[usize]>>> {
-        let (place, _, stride) = self.locate_base(self.program.layouts[value].base)?;
-        let Some(by_rank) = &place.by_rank else { return Ok(None) };
-        let on_first = at.offset - stride * place.cell_number(self.program.rank);
+        let (placement, _, stride) = self.locate_base(self.program.layouts[value].base)?;
+        let Some(by_rank) = &placement.by_rank else { return Ok(None) };
+        let on_first = at.offset - stride * placement.cell_number(self.program.rank);
         let numbers = by_rank.numbers.iter();
         let offsets: Option<Arc<[usize]>> =
             numbers.map(|&number| stride.checked_mul(number)?.checked_add(on_first)).collect();
@@ -468,8 +475,8 @@ impl ProgramResolver<'_> {
     fn resolve_inputs(&self) -> Result<Vec<ResolvedInput>> {
         let mut out = Vec::with_capacity(self.graph.inputs.len());
         let mut direct = vec![false; self.graph.inputs.len()];
-        for place in self.program.placements.values().flatten() {
-            if let MemorySpace::Input(i) = place.space {
+        for placement in self.program.placements.values().flatten() {
+            if let MemorySpace::Input(i) = placement.space {
                 direct[i] = true;
             }
         }
@@ -486,9 +493,9 @@ impl ProgramResolver<'_> {
             let fixed = match &self.program.placements[input.value] {
                 None => None,
                 Some(_) => {
-                    let (place, offset, by_rank) = self.locate_base(input.value)?;
-                    let number = place.cell_number(self.program.rank);
-                    (place.space == MemorySpace::Symmetric).then_some(offset + by_rank * number)
+                    let (placement, offset, by_rank) = self.locate_base(input.value)?;
+                    let number = placement.cell_number(self.program.rank);
+                    (placement.space == MemorySpace::Symmetric).then_some(offset + by_rank * number)
                 }
             };
             out.push(ResolvedInput { name, kind: input.kind, dtype, bytes, fixed, direct: direct[index] });
@@ -504,18 +511,18 @@ impl ProgramResolver<'_> {
         let outputs = self.graph.outputs.iter().zip(mutates).enumerate();
         outputs
             .map(|(index, (output, mutates))| {
-                let at = self.locate_value(output.value)?;
-                if at.space != MemorySpace::Output(index) {
+                let located = self.locate_value(output.value)?;
+                if located.space != MemorySpace::Output(index) {
                     return Err(self.invalid_value(
                         output.value,
                         format!("it is output {index}, but its memory is not that of the output"),
                     ));
                 }
                 let name = self.graph.value_name(output.value).to_string();
-                let dtype = at.dtype;
+                let dtype = located.dtype;
                 let in_place = mutates.is_some_and(|i| {
-                    let place = &self.program.placements[self.graph.inputs[InputId::new(i)].value];
-                    place.as_ref().is_some_and(|p| p.space == MemorySpace::Output(index))
+                    let placement = &self.program.placements[self.graph.inputs[InputId::new(i)].value];
+                    placement.as_ref().is_some_and(|p| p.space == MemorySpace::Output(index))
                 });
                 Ok(ResolvedOutput {
                     name,
@@ -558,13 +565,13 @@ impl ProgramResolver<'_> {
     }
 
     fn resolve_peer_region(&self, value: ValueId) -> Result<PeerRegion> {
-        let at = self.locate_value(value)?;
-        if at.space != MemorySpace::Symmetric {
+        let located = self.locate_value(value)?;
+        if located.space != MemorySpace::Symmetric {
             return Err(self.invalid_value(value, "peers access it, but it is not in the symmetric arena"));
         }
         let base = self.program.layouts[value].base;
         let located_base = self.locate_value(base)?;
-        let first = at.offset - located_base.offset;
+        let first = located.offset - located_base.offset;
         let bytes = self.contiguous_bytes(base)?;
         Ok(PeerRegion {
             offset: located_base.offset,

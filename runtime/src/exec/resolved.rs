@@ -64,16 +64,16 @@ pub struct LocatedTensor {
 impl LocatedTensor {
     /// The same elements with axis `i` as axis `perm[i]`; `None` if `perm` is not a permutation of the axes.
     pub fn unpermuted(&self, perm: &[usize]) -> Option<LocatedTensor> {
-        let mut seen = vec![false; self.shape.len()];
+        let mut is_used = vec![false; self.shape.len()];
         let mut out = self.clone();
         for (i, &axis) in perm.iter().enumerate() {
             let &n = self.shape.get(i)?;
             let &stride = self.strides.get(i)?;
             *out.shape.get_mut(axis)? = n;
             *out.strides.get_mut(axis)? = stride;
-            *seen.get_mut(axis)? = true;
+            *is_used.get_mut(axis)? = true;
         }
-        seen.into_iter().all(|s| s).then_some(out)
+        is_used.into_iter().all(|s| s).then_some(out)
     }
 }
 

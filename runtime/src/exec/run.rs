@@ -56,20 +56,20 @@ impl ResolvedProgram {
                     kernels::scratch_needs(op, &tensor_shapes(operands), &tensor_shapes(results))
                 }
                 StepWork::Dispatch(dispatch) => {
-                    let mut all = ScratchNeeds::default();
-                    dispatch.members.iter().for_each(|m| all.merge(&work_needs(&m.work)));
-                    all.add_bytes(dispatch.inner_bytes);
-                    all
+                    let mut dispatch_needs = ScratchNeeds::default();
+                    dispatch.members.iter().for_each(|m| dispatch_needs.merge(&work_needs(&m.work)));
+                    dispatch_needs.add_bytes(dispatch.inner_bytes);
+                    dispatch_needs
                 }
                 StepWork::Custom { .. } | StepWork::Collective(_) => ScratchNeeds::default(),
             }
         }
         let [compute, comm] = needs;
         for step in &self.steps {
-            let found = work_needs(&step.work);
+            let step_needs = work_needs(&step.work);
             match (lanes, step.lane) {
-                (Lanes::Threads, Lane::Comm) => comm.merge(&found),
-                _ => compute.merge(&found),
+                (Lanes::Threads, Lane::Comm) => comm.merge(&step_needs),
+                _ => compute.merge(&step_needs),
             }
         }
     }
@@ -136,8 +136,8 @@ impl ResolvedProgram {
         check_count("inputs", self.inputs.len(), memory.inputs.len())?;
         check_count("outputs", self.outputs.len(), memory.outputs.len())?;
         for (i, (input, span)) in self.inputs.iter().zip(&memory.inputs).enumerate() {
-            let given = !span.ptr.is_null();
-            if given || (input.direct && self.constants[i].is_none()) {
+            let is_bound = !span.ptr.is_null();
+            if is_bound || (input.direct && self.constants[i].is_none()) {
                 let describe = || format!("input {i} (%{})", input.name);
                 check_span(describe, span, input.bytes, input.dtype.size())?;
             }
@@ -158,8 +158,8 @@ impl ResolvedProgram {
     }
 
     /// The memory in which the steps write an output: that of the input that it replaces, if they share it.
-    fn output_address(&self, memory: &RankMemory, output: &ResolvedOutput, given: &ByteSpan) -> *mut u8 {
-        output.input_in_place().map_or(given.ptr, |input| self.input_address(memory, input))
+    fn output_address(&self, memory: &RankMemory, output: &ResolvedOutput, span: &ByteSpan) -> *mut u8 {
+        output.input_in_place().map_or(span.ptr, |input| self.input_address(memory, input))
     }
 
     fn space_bases(&self, memory: &RankMemory) -> SpaceBases {
@@ -184,11 +184,11 @@ impl ResolvedProgram {
         for (i, input) in self.inputs.iter().enumerate().filter(|(_, input)| which(input.kind)) {
             let Some(offset) = input.fixed else { continue };
             let from = self.input_address(memory, i);
-            let to = memory.symmetric.ptr.wrapping_add(offset);
-            if !from.is_null() && from != to {
+            let destination = memory.symmetric.ptr.wrapping_add(offset);
+            if !from.is_null() && from != destination {
                 // SAFETY: both hold the bytes of the input: `check_memory` and the resolution of its
                 // placement have verified it.
-                unsafe { std::ptr::copy(from, to, input.bytes) };
+                unsafe { std::ptr::copy(from, destination, input.bytes) };
             }
         }
     }
@@ -208,12 +208,12 @@ impl ResolvedProgram {
                 continue;
             }
             let ResolvedInput { fixed, bytes, .. } = self.inputs[i];
-            let held = fixed.map(|offset| memory.symmetric.ptr.wrapping_add(offset));
-            let given = Some(memory.inputs[i].ptr).filter(|p| !p.is_null());
-            for to in [held, given].into_iter().flatten() {
-                if bytes == output.bytes && to != span.ptr {
+            let fixed_address = fixed.map(|offset| memory.symmetric.ptr.wrapping_add(offset));
+            let input_address = Some(memory.inputs[i].ptr).filter(|p| !p.is_null());
+            for destination in [fixed_address, input_address].into_iter().flatten() {
+                if bytes == output.bytes && destination != span.ptr {
                     // SAFETY: both hold the bytes of the output, which has the type of the input.
-                    unsafe { std::ptr::copy(span.ptr, to, bytes) };
+                    unsafe { std::ptr::copy(span.ptr, destination, bytes) };
                 }
             }
         }
@@ -242,10 +242,10 @@ fn check_span(describe: impl FnOnce() -> String, span: &ByteSpan, bytes: usize, 
     if bytes == 0 || (!span.ptr.is_null() && span.len >= bytes && is_aligned) {
         return Ok(());
     }
-    let found =
+    let actual =
         if is_aligned { format!("{} bytes", span.len) } else { "memory without this alignment".into() };
     Err(RunError::Invalid(format!(
-        "{}: expected {bytes} bytes aligned to {align}, found {found}",
+        "{}: expected {bytes} bytes aligned to {align}, found {actual}",
         describe()
     )))
 }
@@ -378,10 +378,10 @@ impl LaneRunner<'_> {
         };
         let StepWork::Dispatch(dispatch) = &step.work else { return run.run_work(&step.work, scratch) };
         let mut inner = scratch.allocate_bytes(dispatch.inner_bytes);
-        let at = inner.as_mut_ptr();
+        let inner_address = inner.as_mut_ptr();
         let mut members = dispatch.members.iter();
         let result = members.try_for_each(|member| {
-            StepRun { node: &member.node, op: &member.op_name, inner: at, ..run }
+            StepRun { node: &member.node, op: &member.op_name, inner: inner_address, ..run }
                 .run_work(&member.work, scratch)
         });
         scratch.return_bytes(inner);

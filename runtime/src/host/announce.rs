@@ -54,10 +54,10 @@ impl HostCommunicator {
             Err(WaitFailure::Limit { silent }) => {
                 let late = (0..self.ranks()).find(|&peer| !is_near(peer));
                 let peer = silent.or(late).unwrap_or(0);
-                let at =
+                let location =
                     format!("more than {ANNOUNCED} runs behind rank {}, which begins run {run}", self.rank());
                 let limit_ms = self.waiter.limit().as_millis() as u64;
-                Err(RunError::Stuck { rank: peer, at, limit_ms })
+                Err(RunError::Stuck { rank: peer, at: location, limit_ms })
             }
         }
     }

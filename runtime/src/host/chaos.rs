@@ -63,13 +63,13 @@ mod tests {
 
     #[test]
     fn delays_repeat_and_differ_by_rank() {
-        let all = |rank| {
+        let delays = |rank| {
             let chaos = Chaos::new(7, rank);
             (0..200).map(|t| chaos.choose_delay(1, 2, t)).collect::<Vec<_>>()
         };
-        assert_eq!(all(0), all(0));
-        assert_ne!(all(0), all(1));
-        assert!(all(0).iter().filter(|&&d| d == Delay::None).count() > 100);
-        assert!(all(0).iter().any(|d| matches!(d, Delay::Sleep(_))));
+        assert_eq!(delays(0), delays(0));
+        assert_ne!(delays(0), delays(1));
+        assert!(delays(0).iter().filter(|&&d| d == Delay::None).count() > 100);
+        assert!(delays(0).iter().any(|d| matches!(d, Delay::Sleep(_))));
     }
 }

@@ -19,7 +19,7 @@ impl HostCommunicator {
     pub fn exchange_bytes(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         let cell: Vec<u32> = (0..self.ranks()).collect();
         let mut operand = mine.to_vec();
-        let mut all = vec![0u8; operand.len() * cell.len()];
+        let mut gathered = vec![0u8; operand.len() * cell.len()];
         let call = CollectiveCall {
             step: 0,
             name: "exchange",
@@ -33,7 +33,7 @@ impl HostCommunicator {
             elements: operand.len(),
             row: 1,
             operand: private_region(&mut operand),
-            result: private_region(&mut all),
+            result: private_region(&mut gathered),
             landing: None,
             splits: None,
             rows: None,
@@ -42,7 +42,7 @@ impl HostCommunicator {
         unsafe { self.run_collective(&call)? };
         // The exchange was not a step of the plan.
         self.domain.control.end_step(self.rank);
-        Ok(all.chunks(operand.len().max(1)).map(<[u8]>::to_vec).collect())
+        Ok(gathered.chunks(operand.len().max(1)).map(<[u8]>::to_vec).collect())
     }
 
     /// Runs one collective on this rank. Fails with [`RunError::Step`] for a call that its variant or its
@@ -155,15 +155,15 @@ mod tests {
     fn ranks_that_told_each_other_something_are_within_no_step() {
         let domain = SharedRunMemory::create(2, 1, 64, 0).expect("shared memory");
         let config = CommConfig::new(2, Duration::from_secs(20));
-        let told = |rank: u32| {
+        let exchange = |rank: u32| {
             let comm = HostCommunicator::new(domain.clone(), rank, config).expect("a rank");
             comm.exchange_bytes(&[rank as u8]).expect("both are there")
         };
-        let told = &told;
-        let both = std::thread::scope(|scope| {
-            [0, 1].map(|rank| scope.spawn(move || told(rank))).map(|thread| thread.join())
+        let exchange = &exchange;
+        let results = std::thread::scope(|scope| {
+            [0, 1].map(|rank| scope.spawn(move || exchange(rank))).map(|thread| thread.join())
         });
-        for (rank, told) in both.into_iter().enumerate() {
+        for (rank, told) in results.into_iter().enumerate() {
             assert_eq!(told.expect("a rank"), [[0], [1]]);
             assert_eq!(domain.control.progress(rank as u32).step, None);
         }

@@ -65,8 +65,8 @@ impl HostCommunicator {
         let ranks = domain.control.ranks();
         let groups = domain.control.groups();
         if rank >= ranks || domain.arenas.len() != ranks as usize {
-            let found = domain.arenas.len();
-            return Err(RunError::Invalid(format!("rank {rank} of {ranks} ranks with {found} arenas")));
+            let arenas = domain.arenas.len();
+            return Err(RunError::Invalid(format!("rank {rank} of {ranks} ranks with {arenas} arenas")));
         }
         let groups = (0..groups).map(|_| GroupState {
             meets: AtomicU32::new(config.first),

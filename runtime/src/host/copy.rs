@@ -70,9 +70,9 @@ unsafe fn stream_bytes(to: *mut u8, from: *const u8, bytes: usize) {
         let to_mid = to.add(head);
         for i in 0..vectors {
             let from = from_mid.add(128 * i).cast::<__m256i>();
-            let to = to_mid.add(128 * i).cast::<__m256i>();
+            let destination = to_mid.add(128 * i).cast::<__m256i>();
             let x = [0, 1, 2, 3].map(|k| _mm256_loadu_si256(from.add(k)));
-            (0..4).for_each(|k| _mm256_stream_si256(to.add(k), x[k]));
+            (0..4).for_each(|k| _mm256_stream_si256(destination.add(k), x[k]));
         }
         std::ptr::copy_nonoverlapping(from.add(tail), to.add(tail), bytes - tail);
     }
@@ -86,13 +86,13 @@ mod tests {
     fn streamed_copies_are_copies() {
         let from: Vec<u8> = (0..5000u32).map(|i| (i * 7 % 253) as u8).collect();
         for (at, bytes) in [(0, 0), (1, 10), (3, 127), (0, 128), (5, 160), (31, 4000), (7, 4993)] {
-            let mut to = vec![0; 5100];
+            let mut destination = vec![0; 5100];
             let stores = StoreMode::for_size(LARGE);
             // SAFETY: both hold the range.
-            unsafe { copy_bytes(to.as_mut_ptr().add(at), from.as_ptr().add(7), bytes, stores) };
+            unsafe { copy_bytes(destination.as_mut_ptr().add(at), from.as_ptr().add(7), bytes, stores) };
             stores.fence();
-            assert_eq!(to[at..at + bytes], from[7..7 + bytes]);
-            assert!(to[..at].iter().chain(&to[at + bytes..]).all(|&b| b == 0));
+            assert_eq!(destination[at..at + bytes], from[7..7 + bytes]);
+            assert!(destination[..at].iter().chain(&destination[at + bytes..]).all(|&b| b == 0));
         }
     }
 }

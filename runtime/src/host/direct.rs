@@ -161,15 +161,15 @@ fn reduce_range(
     let size = running.call.dtype.size();
     let reducer = running.reducer(op);
     let stores = StoreMode::for_size(running.bytes);
-    let mut at = from;
-    while at < to {
-        let elements = (SLICE / size).min(to - at);
-        let sources: PerRank<*const u8> = operands.iter().map(|o| o.wrapping_add(at * size)).collect();
-        let outs: PerRank<*mut u8> = outs.iter().map(|o| o.wrapping_add(at * size)).collect();
+    let mut start = from;
+    while start < to {
+        let elements = (SLICE / size).min(to - start);
+        let sources: PerRank<*const u8> = operands.iter().map(|o| o.wrapping_add(start * size)).collect();
+        let outs: PerRank<*mut u8> = outs.iter().map(|o| o.wrapping_add(start * size)).collect();
         // SAFETY: the ranges were checked against their arenas when their addresses were resolved; the entry
         // barrier has passed, so peers have arrived and the contract lets this rank access them.
         unsafe { reducer.reduce(&sources, &outs, elements, stores) };
-        at += elements;
+        start += elements;
         running.delay_peer_access();
     }
     stores.fence();

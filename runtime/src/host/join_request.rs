@@ -61,10 +61,10 @@ fn locate_step(plan: &Plan, progress: &RankProgress) -> Option<StepName> {
     let node = bucket.steps.get(step)?.node.clone();
     let graph = plan.programs.get(bucket.program).and_then(|p| text::parse(p).ok());
     let op = graph.and_then(|graph| {
-        let (_, found) = graph.nodes.iter().find(|(id, _)| graph.node_name(*id) == node)?;
-        Some(match found.op.as_collective() {
+        let (_, found_node) = graph.nodes.iter().find(|(id, _)| graph.node_name(*id) == node)?;
+        Some(match found_node.op.as_collective() {
             Some(collective) => collective.kind.name().to_string(),
-            None => op_display_name(&graph, &found.op),
+            None => op_display_name(&graph, &found_node.op),
         })
     });
     Some(StepName { step, node, op: op.unwrap_or_else(|| "step".into()) })

@@ -47,12 +47,12 @@ impl LandingZones {
     /// Called after all lines were received. The next message most likely has this size and goes to the other
     /// zones. The peers no longer read these, since they have sent lines for the current zones.
     fn prefetch_next_zones(&self, running: &RunningCollective) {
-        let most = PREFETCH_BYTES / running.n.saturating_sub(1).max(1);
+        let max_bytes = PREFETCH_BYTES / running.n.saturating_sub(1).max(1);
         for p in running.peer_numbers() {
             let slot = self.zones[p]
                 .wrapping_offset(self.next_zone_distance)
                 .wrapping_add(self.slot_offset(running.me));
-            ll::prefetch_for_stores(slot, self.slot_offset(1).min(most));
+            ll::prefetch_for_stores(slot, self.slot_offset(1).min(max_bytes));
         }
     }
 }
@@ -93,8 +93,8 @@ fn begin_message(running: &RunningCollective, message: usize) -> Result<LandingZ
     running.arena_address(running.me, next, used)?;
     let zones = (0..running.n).map(|p| running.arena_address(p, offset, used)).collect::<Result<_, _>>()?;
     let epoch = (number % MAX_EPOCHS) as u32 + 1;
-    let other = next as isize - offset as isize;
-    Ok(LandingZones { zones, next_zone_distance: other, epoch, message })
+    let next_zone_distance = next as isize - offset as isize;
+    Ok(LandingZones { zones, next_zone_distance, epoch, message })
 }
 
 /// Removes all flags from this rank's zones while no peer writes there.
@@ -134,11 +134,11 @@ fn reduce_messages(
     let mut acc = AccumulatorBlock::new();
     let mut low = AccumulatorBlock::new();
     let mut high = AccumulatorBlock::new();
-    let mut at = 0;
-    while at < count {
-        let elements = PIECE_ELEMENTS.min(count - at);
-        let from = at * size;
-        let to = (at + elements) * size;
+    let mut start = 0;
+    while start < count {
+        let elements = PIECE_ELEMENTS.min(count - start);
+        let from = start * size;
+        let end = (start + elements) * size;
         // SAFETY: the blocks have room for elements of any dtype. This rank's part of the operand and the
         // result have the size of the whole message. A block of the operand is read before that of the result
         // is written.
@@ -147,7 +147,7 @@ fn reduce_messages(
                 if p == running.me {
                     return Ok(own_message.wrapping_add(from));
                 }
-                receive_message(running, &zones, p, room.as_mut_ptr(), from, to)?;
+                receive_message(running, &zones, p, room.as_mut_ptr(), from, end)?;
                 Ok(room.as_mut_ptr())
             };
             let a = source(0, &mut low)?;
@@ -159,7 +159,7 @@ fn reduce_messages(
             let out = result.wrapping_add(from);
             reducer.finish(&mut acc, running.n, &[out], elements, StoreMode::Cached);
         }
-        at += elements;
+        start += elements;
     }
     zones.prefetch_next_zones(running);
     Ok(())

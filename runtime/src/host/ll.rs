@@ -21,17 +21,17 @@ pub fn line_count(bytes: usize) -> usize {
 /// `from` holds the bytes; `to` is a multiple of 4 with room for [`line_count`] lines. Nothing reads their
 /// data before it has seen their flags, and nothing else writes them.
 pub unsafe fn store_lines(to: *mut u8, from: *const u8, bytes: usize, epoch: u32) {
-    let whole = bytes / DATA;
+    let full_lines = bytes / DATA;
     // SAFETY: by the caller; the last line takes only what remains.
     unsafe {
-        for i in 0..whole {
+        for i in 0..full_lines {
             let line = to.add(LINE * i);
             std::ptr::copy_nonoverlapping(from.add(DATA * i), line, DATA);
             line_flag(line).store(epoch, Ordering::Release);
         }
-        if whole * DATA < bytes {
-            let line = to.add(LINE * whole);
-            std::ptr::copy_nonoverlapping(from.add(DATA * whole), line, bytes - whole * DATA);
+        if full_lines * DATA < bytes {
+            let line = to.add(LINE * full_lines);
+            std::ptr::copy_nonoverlapping(from.add(DATA * full_lines), line, bytes - full_lines * DATA);
             line_flag(line).store(epoch, Ordering::Release);
         }
     }
@@ -44,11 +44,11 @@ pub unsafe fn store_lines(to: *mut u8, from: *const u8, bytes: usize, epoch: u32
 /// # Safety
 /// `to` has room for `bytes` bytes; `from` is a multiple of 4 with [`line_count`] lines.
 pub unsafe fn load_lines(to: *mut u8, from: *const u8, bytes: usize, epoch: u32, first: usize) -> usize {
-    let whole = bytes / DATA;
+    let full_lines = bytes / DATA;
     let mut done = first;
     // SAFETY: by the caller; the last line fills only what remains.
     unsafe {
-        while done < whole {
+        while done < full_lines {
             let line = from.add(LINE * done);
             if line_flag(line).load(Ordering::Acquire) != epoch {
                 return done;
@@ -57,8 +57,8 @@ pub unsafe fn load_lines(to: *mut u8, from: *const u8, bytes: usize, epoch: u32,
             done += 1;
         }
         if done * DATA < bytes && has_line_arrived(from, done, epoch) {
-            let rest = bytes - done * DATA;
-            std::ptr::copy_nonoverlapping(from.add(LINE * done), to.add(DATA * done), rest);
+            let remaining = bytes - done * DATA;
+            std::ptr::copy_nonoverlapping(from.add(LINE * done), to.add(DATA * done), remaining);
             done += 1;
         }
     }
@@ -107,18 +107,22 @@ mod tests {
             let data: Vec<u8> = (0..bytes).map(|i| (i * 31 % 251) as u8).collect();
             let total = line_count(bytes);
             let mut zone = vec![0u32; total * LINE / 4];
-            let at = zone.as_mut_ptr().cast::<u8>();
+            let lines = zone.as_mut_ptr().cast::<u8>();
             let mut out = vec![0xee; bytes + 8];
             // SAFETY: the zone has room for the lines, `out` for the bytes.
             unsafe {
-                assert_eq!(load_lines(out.as_mut_ptr(), at, bytes, 9, 0), 0, "nothing has arrived");
-                store_lines(at, data.as_ptr(), bytes, 9);
-                assert_eq!(load_lines(out.as_mut_ptr(), at, bytes, 10, 0), 0, "another epoch");
-                let missing = at.add(LINE * (total / 2) + DATA).cast::<u32>();
+                assert_eq!(load_lines(out.as_mut_ptr(), lines, bytes, 9, 0), 0, "nothing has arrived");
+                store_lines(lines, data.as_ptr(), bytes, 9);
+                assert_eq!(load_lines(out.as_mut_ptr(), lines, bytes, 10, 0), 0, "another epoch");
+                let missing = lines.add(LINE * (total / 2) + DATA).cast::<u32>();
                 missing.write(5);
-                assert_eq!(load_lines(out.as_mut_ptr(), at, bytes, 9, 0), total / 2, "one has not arrived");
+                assert_eq!(
+                    load_lines(out.as_mut_ptr(), lines, bytes, 9, 0),
+                    total / 2,
+                    "one has not arrived"
+                );
                 missing.write(9);
-                assert_eq!(load_lines(out.as_mut_ptr(), at, bytes, 9, total / 2), total, "the rest");
+                assert_eq!(load_lines(out.as_mut_ptr(), lines, bytes, 9, total / 2), total, "the rest");
             }
             assert_eq!(out[..bytes], data);
             assert!(out[bytes..].iter().all(|&b| b == 0xee), "nothing beyond the message is written");

@@ -86,8 +86,8 @@ impl QueueState {
     }
 
     fn run_pending(&self, joined: &SessionRank, exec: &ExecConfig, pending: &PendingHostRun) -> Result<()> {
-        let kept = self.lock_progress().scratch.take();
-        let mut scratch = kept.unwrap_or_else(|| self.needs.each_ref().map(Scratch::with_needs));
+        let cached = self.lock_progress().scratch.take();
+        let mut scratch = cached.unwrap_or_else(|| self.needs.each_ref().map(Scratch::with_needs));
         // SAFETY: the segments of the run and the caller keep the memory alive; no other run is in progress.
         let work = AssertUnwindSafe(|| unsafe { execute_run(joined, exec, pending, &mut scratch) });
         let ran = catch_unwind(work).unwrap_or_else(|panic| {
@@ -128,10 +128,10 @@ unsafe fn execute_run(
     comm.announce_run(pending.number, *digest, &|| text.to_string())?;
     comm.begin_run(pending.number, pending.bucket.unwrap_or(UNNAMED));
     for (from, offset) in &pending.loads {
-        let to = comm.arena().as_ptr().wrapping_add(*offset);
-        if from.ptr != to {
+        let destination = comm.arena().as_ptr().wrapping_add(*offset);
+        if from.ptr != destination {
             // SAFETY: both hold the bytes of the input, by its resolution; peers access it during runs only.
-            unsafe { std::ptr::copy(from.ptr, to, from.len) };
+            unsafe { std::ptr::copy(from.ptr, destination, from.len) };
         }
     }
     // SAFETY: by the caller.
@@ -238,14 +238,14 @@ impl HostRunQueue {
             if progress.done == progress.enqueued {
                 return Ok(());
             }
-            let left =
+            let remaining =
                 until.map_or(Duration::from_secs(3600), |u| u.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
+            if remaining.is_zero() {
                 let limit_ms = limit.unwrap_or_default().as_millis() as u64;
                 tracing::warn!(target: "symmc::run", run = progress.done, limit_ms, "timed out waiting for a run");
                 return Err(RunError::Unfinished { rank, run: progress.done, limit_ms });
             }
-            let waited = self.state.changed.wait_timeout(progress, left);
+            let waited = self.state.changed.wait_timeout(progress, remaining);
             progress = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }

@@ -106,10 +106,10 @@ impl Reducer {
     pub unsafe fn reduce(&self, sources: &[*const u8], outs: &[*mut u8], elements: usize, stores: StoreMode) {
         let mut acc = AccumulatorBlock::new();
         let mut moved: [*mut u8; 16] = [std::ptr::null_mut(); 16];
-        let mut at = 0;
-        while at < elements {
-            let n = BLOCK_ELEMENTS.min(elements - at);
-            let byte = at * self.size;
+        let mut start = 0;
+        while start < elements {
+            let n = BLOCK_ELEMENTS.min(elements - start);
+            let byte = start * self.size;
             // SAFETY: `at + n` is at most `elements`; a block is read from all sources before any is written.
             unsafe {
                 self.start(&mut acc, sources[0].add(byte), sources[1].add(byte), n);
@@ -123,7 +123,7 @@ impl Reducer {
                     self.finish(&mut acc, sources.len(), &moved[..outs.len()], n, stores);
                 }
             }
-            at += n;
+            start += n;
         }
     }
 }
@@ -195,12 +195,12 @@ unsafe fn finish<E: ReduceElement, O: ReduceOperation<E::Acc>>(
         acc.as_mut_ptr()
     } else {
         let from = acc.as_mut_ptr().cast::<E::Acc>();
-        let to = rounded.as_mut_ptr().cast::<E>();
+        let destination = rounded.as_mut_ptr().cast::<E>();
         for i in 0..n {
             // SAFETY: `start` wrote the accumulator's first `n` elements; there is room for as many.
-            unsafe { to.add(i).write(E::narrow(O::finish(from.add(i).read(), ranks))) };
+            unsafe { destination.add(i).write(E::narrow(O::finish(from.add(i).read(), ranks))) };
         }
-        to.cast()
+        destination.cast()
     };
     for out in outs {
         // SAFETY: the caller provides room for `n` elements, of which `from` holds as many.
@@ -437,9 +437,9 @@ mod tests {
                     let sources: Vec<*const u8> = operands.iter().map(|o| o.as_ptr()).collect();
                     let run = |reducer: Reducer| {
                         let mut outs = [vec![0u8; n * dtype.size()], vec![0u8; n * dtype.size()]];
-                        let to: Vec<*mut u8> = outs.iter_mut().map(|o| o.as_mut_ptr()).collect();
+                        let destinations: Vec<*mut u8> = outs.iter_mut().map(|o| o.as_mut_ptr()).collect();
                         // SAFETY: all hold `n` elements.
-                        unsafe { reducer.reduce(&sources, &to, n, StoreMode::Cached) };
+                        unsafe { reducer.reduce(&sources, &destinations, n, StoreMode::Cached) };
                         assert_eq!(outs[0], outs[1]);
                         outs[0].clone()
                     };

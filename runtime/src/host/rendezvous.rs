@@ -37,8 +37,8 @@ impl<'a> StepRendezvous<'a> {
     pub fn new(comm: &'a HostCommunicator, info: RendezvousStep<'a>) -> Result<Self> {
         let me = info.cell.iter().position(|&r| r == comm.rank);
         let (Some(me), Some(group)) = (me, comm.groups.get(info.group)) else {
-            let found = format!("cell {:?} of group {} on rank {}", info.cell, info.group, comm.rank);
-            return Err(step_error(comm, &info, format!("expected a cell with this rank, found {found}")));
+            let actual = format!("cell {:?} of group {} on rank {}", info.cell, info.group, comm.rank);
+            return Err(step_error(comm, &info, format!("expected a cell with this rank, found {actual}")));
         };
         let rendezvous = StepRendezvous { comm, info, group, me, n: info.cell.len(), touches: Cell::new(0) };
         if info.cell.iter().any(|&r| r >= comm.ranks()) {

@@ -40,10 +40,10 @@ pub(super) fn push(running: &RunningCollective) -> Result<()> {
         let piece = reduction.piece_of(p, running.me);
         for token in 0..reduction.tokens {
             reduction.add_own_rows(p, token);
-            let at = reduction.sum_offset(piece, token);
+            let offset = reduction.sum_offset(piece, token);
             // SAFETY: the result of the peer has a row for each token and other rank, and only this rank
             // writes this piece of it.
-            unsafe { reduction.sum.store_accumulated(sums[p].wrapping_add(at)) };
+            unsafe { reduction.sum.store_accumulated(sums[p].wrapping_add(offset)) };
         }
         running.delay_peer_access();
     }
@@ -134,9 +134,9 @@ impl<'a> RowReduction<'a> {
                 if rank == self.running.me {
                     self.add_own_rows(rank, token);
                 } else {
-                    let at = self.sum_offset(self.piece_of(self.running.me, rank), token);
+                    let offset = self.sum_offset(self.piece_of(self.running.me, rank), token);
                     // SAFETY: the sums have a row for each token and other rank, which is complete.
-                    unsafe { self.sum.load_accumulated(sums.wrapping_add(at)) };
+                    unsafe { self.sum.load_accumulated(sums.wrapping_add(offset)) };
                 }
                 total.add_sum(&self.sum);
             }
@@ -162,22 +162,22 @@ impl<'a> RowReduction<'a> {
         let wanted = running.me * piece_bytes..(running.me + 1) * piece_bytes;
         let mut stage = ChunkStage::new(running);
         for start in (0..bytes.max(1)).step_by(CHUNK) {
-            let part = start..(start + CHUNK).min(bytes);
+            let range = start..(start + CHUNK).min(bytes);
             let chunk = stage.next_chunk();
             stage.acquire_chunk(chunk)?;
-            let at = stage.chunk_address(running.me, chunk);
+            let slot = stage.chunk_address(running.me, chunk);
             // SAFETY: the part lies in `own` and fits a chunk, which this rank may write now.
-            unsafe { copy_bytes(at, published.wrapping_add(part.start), part.len(), StoreMode::Cached) };
+            unsafe { copy_bytes(slot, published.wrapping_add(range.start), range.len(), StoreMode::Cached) };
             stage.publish_chunk(chunk);
             stage.await_all_chunks(chunk)?;
-            let taken = overlap(&part, &wanted);
-            for p in running.peer_numbers().filter(|_| !taken.is_empty()) {
-                let from = stage.chunk_address(p, chunk).wrapping_add(taken.start - part.start);
+            let overlapping = overlap(&range, &wanted);
+            for p in running.peer_numbers().filter(|_| !overlapping.is_empty()) {
+                let from = stage.chunk_address(p, chunk).wrapping_add(overlapping.start - range.start);
                 let piece = self.piece_of(running.me, p) * piece_bytes;
-                let to = sums.wrapping_add(piece + (taken.start - wanted.start));
+                let destination = sums.wrapping_add(piece + (overlapping.start - wanted.start));
                 // SAFETY: all ranks have published this part, and keep it until it is released. The sums have
                 // a piece for each other rank.
-                unsafe { copy_bytes(to, from, taken.len(), StoreMode::Cached) };
+                unsafe { copy_bytes(destination, from, overlapping.len(), StoreMode::Cached) };
             }
             stage.release_chunk(chunk);
         }

@@ -85,7 +85,7 @@ impl<'a> RowExchange<'a> {
     fn read_sources(&self) -> Result<Vec<Option<RowSource>>> {
         let RowTables { tokens, slots, capacity, .. } = *self.tables;
         let n = self.running.n;
-        let (what, entries, rows_per_rank, divisor) = match &self.tables.tables {
+        let (role, entries, rows_per_rank, divisor) = match &self.tables.tables {
             RowTableKind::Dispatch { slots: region, .. } => {
                 ("slot", read_table(self.running, region, capacity)?, tokens, slots.max(1))
             }
@@ -100,7 +100,7 @@ impl<'a> RowExchange<'a> {
             let row = usize::try_from(entry).ok().map(|entry| entry / divisor);
             if row.is_some_and(|row| row >= n * rows_per_rank) {
                 return Err(self.running.data_error(format!(
-                    "the {what} {entry} at position {position} is out of range: expected less than {limit}"
+                    "the {role} {entry} at position {position} is out of range: expected less than {limit}"
                 )));
             }
             sources.push(row.map(|row| RowSource { rank: row / rows_per_rank, row: row % rows_per_rank }));
@@ -128,13 +128,13 @@ impl<'a> RowExchange<'a> {
     fn store_rows(&self, locate: impl Fn(usize, RowSource) -> *const u8) {
         let stores = StoreMode::for_size(self.sources.len() * self.row_bytes);
         for (row, source) in self.sources.iter().enumerate() {
-            let to = self.result.wrapping_add(row * self.row_bytes);
+            let destination = self.result.wrapping_add(row * self.row_bytes);
             // SAFETY: the result has a row for each source; the row at the source was checked to be in range
             // of the operand, which the contract lets this rank read now.
             unsafe {
                 match source {
-                    Some(source) => copy_bytes(to, locate(row, *source), self.row_bytes, stores),
-                    None => std::ptr::write_bytes(to, 0, self.row_bytes),
+                    Some(source) => copy_bytes(destination, locate(row, *source), self.row_bytes, stores),
+                    None => std::ptr::write_bytes(destination, 0, self.row_bytes),
                 }
             }
         }
@@ -171,25 +171,25 @@ impl<'a> RowExchange<'a> {
         let bytes = self.running.bytes;
         let mut stage = ChunkStage::new(self.running);
         for start in (0..bytes.max(1)).step_by(CHUNK) {
-            let part = start..(start + CHUNK).min(bytes);
+            let range = start..(start + CHUNK).min(bytes);
             let chunk = stage.next_chunk();
             stage.acquire_chunk(chunk)?;
             let own = stage.chunk_address(self.running.me, chunk);
             // SAFETY: the part lies in the operand and fits a chunk, which this rank may write now.
-            unsafe { copy_bytes(own, operand.wrapping_add(part.start), part.len(), StoreMode::Cached) };
+            unsafe { copy_bytes(own, operand.wrapping_add(range.start), range.len(), StoreMode::Cached) };
             stage.publish_chunk(chunk);
             stage.await_all_chunks(chunk)?;
             for (position, source) in self.sources.iter().enumerate() {
                 let Some(source) = source else { continue };
                 let row = source.row * self.row_bytes;
-                let from = row.max(part.start);
-                let to = (row + self.row_bytes).min(part.end);
-                if from < to {
-                    let published = stage.chunk_address(source.rank, chunk).wrapping_add(from - part.start);
-                    let at = position * self.row_bytes + (from - row);
-                    let out = collected[at..at + (to - from)].as_mut_ptr();
+                let from = row.max(range.start);
+                let end = (row + self.row_bytes).min(range.end);
+                if from < end {
+                    let published = stage.chunk_address(source.rank, chunk).wrapping_add(from - range.start);
+                    let offset = position * self.row_bytes + (from - row);
+                    let out = collected[offset..offset + (end - from)].as_mut_ptr();
                     // SAFETY: all ranks have published this part, and keep it until it is released.
-                    unsafe { copy_bytes(out, published, to - from, StoreMode::Cached) };
+                    unsafe { copy_bytes(out, published, end - from, StoreMode::Cached) };
                 }
             }
             stage.release_chunk(chunk);
@@ -208,9 +208,9 @@ pub(super) fn read_table(
     region: &CallRegion<'_>,
     count: usize,
 ) -> Result<Vec<i64>> {
-    let at = running.region_address(region, 8 * count)?.cast::<i64>();
+    let elements = running.region_address(region, 8 * count)?.cast::<i64>();
     // SAFETY: the region holds `count` numbers of this rank, which the plan keeps unchanged during the step.
-    Ok((0..count).map(|i| unsafe { at.add(i).read_unaligned() }).collect())
+    Ok((0..count).map(|i| unsafe { elements.add(i).read_unaligned() }).collect())
 }
 
 /// The weights of `count` slots.
@@ -220,7 +220,7 @@ pub(super) fn read_weights(
     count: usize,
 ) -> Result<Vec<f64>> {
     let size = dtype.size();
-    let at = running.region_address(region, count * size)?;
+    let weights = running.region_address(region, count * size)?;
     // SAFETY: the region holds a weight for each slot, aligned to its dtype.
-    Ok((0..count).map(|i| unsafe { read_float(*dtype, at.wrapping_add(i * size)) }).collect())
+    Ok((0..count).map(|i| unsafe { read_float(*dtype, weights.wrapping_add(i * size)) }).collect())
 }

@@ -115,13 +115,13 @@ pub(super) type PerRank<T> = SmallVec<[T; 8]>;
 /// Copies in slices; the contract must let this rank touch both ranges now.
 pub(super) fn copy_slices(running: &RunningCollective, to: *mut u8, from: *const u8, bytes: usize) {
     let stores = StoreMode::for_size(bytes * running.n);
-    let mut at = 0;
-    while at < bytes {
-        let n = SLICE.min(bytes - at);
+    let mut offset = 0;
+    while offset < bytes {
+        let n = SLICE.min(bytes - offset);
         // SAFETY: the ranges were checked against their arenas when their addresses were resolved, or belong
         // to this rank; the contract lets this rank touch them now.
-        unsafe { copy_bytes(to.wrapping_add(at), from.wrapping_add(at), n, stores) };
-        at += n;
+        unsafe { copy_bytes(to.wrapping_add(offset), from.wrapping_add(offset), n, stores) };
+        offset += n;
         running.delay_peer_access();
     }
     stores.fence();

@@ -148,9 +148,9 @@ impl HostSession {
     fn prepare_program(&self, plan: &CheckedPlan, kernels: &CustomKernelRegistry) -> Result<PreparedProgram> {
         if plan.ranks != self.ports.plan().ranks {
             let expected = self.ports.plan().ranks;
-            let found = plan.ranks;
+            let plan_ranks = plan.ranks;
             return Err(RunError::Invalid(format!(
-                "the session has {expected} ranks, the plan is for {found}"
+                "the session has {expected} ranks, the plan is for {plan_ranks}"
             )));
         }
         if self.config.callers > 0 {
@@ -250,11 +250,11 @@ impl HostSession {
                 continue;
             };
             self.ports.state_mut(Port::Input(i)).is_loaded = true;
-            let given = memory.inputs[i];
-            let from = if given.ptr.is_null() {
+            let memory_span = memory.inputs[i];
+            let from = if memory_span.ptr.is_null() {
                 bound.constant_data(i).map(ByteSpan::from_slice)
             } else {
-                Some(given)
+                Some(memory_span)
             };
             out.extend(from.map(|from| (ByteSpan { len: input.bytes.min(from.len), ..from }, offset)));
         }
@@ -432,11 +432,11 @@ impl DeviceSession for HostSession {
         self.queue.wait_idle(self.rank, None)?;
         let joined = self.session_rank()?;
         let rank = self.rank;
-        let asked = joined
+        let sizes = joined
             .comm()
             .exchange_bytes(&(bytes as u64).to_le_bytes())
             .map_err(|error| joined.fail_run(error))?;
-        let range = self.ports.caller_arena().allocate_block(&asked, rank)?;
+        let range = self.ports.caller_arena().allocate_block(&sizes, rank)?;
         Ok(Arc::new(HostArenaBlock { arena: joined.comm().shared_arena().clone(), range }))
     }
 
@@ -456,15 +456,15 @@ impl DeviceSession for HostSession {
     fn write_inputs(&mut self, inputs: &[(usize, InputData<'_>)]) -> Result<()> {
         for &(input, data) in inputs {
             self.expect_idle(Port::Input(input))?;
-            let to = range_span(self.expose_input(input, data.size())?);
+            let span = range_span(self.expose_input(input, data.size())?);
             self.next_resolved = None;
             match data {
                 // SAFETY: the memory belongs to the session or is bound with as many bytes, no run is in
                 // progress, and the data is a slice that nothing writes.
-                InputData::Memory(bytes) => unsafe { std::ptr::copy(bytes.as_ptr(), to.ptr, bytes.len()) },
-                InputData::Source(source) if to.len > 0 => {
+                InputData::Memory(bytes) => unsafe { std::ptr::copy(bytes.as_ptr(), span.ptr, bytes.len()) },
+                InputData::Source(source) if span.len > 0 => {
                     // SAFETY: as above; nothing else uses the memory meanwhile.
-                    source.read(0, unsafe { std::slice::from_raw_parts_mut(to.ptr, to.len) })?;
+                    source.read(0, unsafe { std::slice::from_raw_parts_mut(span.ptr, span.len) })?;
                 }
                 InputData::Source(_) => {}
             }
@@ -617,8 +617,8 @@ impl DeviceMemory for HostArenaBlock {
     }
 
     fn range(&self) -> DeviceRange {
-        let all = DeviceMemory::range(&*self.arena);
-        DeviceRange { address: all.address + self.range.start as u64, bytes: self.range.len() }
+        let arena_range = DeviceMemory::range(&*self.arena);
+        DeviceRange { address: arena_range.address + self.range.start as u64, bytes: self.range.len() }
     }
 
     unsafe fn write(&self, at: usize, data: &[u8]) -> Result<()> {

@@ -36,14 +36,14 @@ impl SessionRank {
         config: &HostConfig,
         mut terms: Vec<JoinTerm>,
     ) -> Result<SessionRank> {
-        let place = group.next_session_membership()?;
+        let membership = group.next_session_membership()?;
         terms.push(JoinTerm::text("bytes of symmetric memory for the caller", config.callers.to_string()));
         terms.push(JoinTerm::text("other programs in the session", config.extendable.to_string()));
         let purpose = expect_group_size(plan, group)
             .and_then(|()| plan_join_request(plan, config, RunKind::Session, terms))
-            .map_err(|error| place.decline(error))?;
+            .map_err(|error| membership.decline(error))?;
         let close_timeout = if group.is_within_process() { Default::default() } else { config.limit };
-        let joined = JoinedRank::join(&place, &purpose)?.with_close_timeout(close_timeout);
+        let joined = JoinedRank::join(&membership, &purpose)?.with_close_timeout(close_timeout);
         SessionRank::new(joined, config.comm_config(plan.ranks))
     }
 
@@ -82,6 +82,8 @@ fn expect_group_size(plan: &Plan, group: &Group) -> Result<()> {
     }
     let rank = group.rank();
     let expected = plan.ranks;
-    let found = group.ranks();
-    Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the group has {found}")))
+    let group_ranks = group.ranks();
+    Err(RunError::Invalid(format!(
+        "rank {rank}: the plan is for {expected} ranks, the group has {group_ranks}"
+    )))
 }

@@ -78,11 +78,11 @@ fn exchange_sizes(
 /// received sizes.
 fn fill_local_parts(running: &RunningCollective, ends: &SplitAddresses, rows: &SplitRows) {
     let filled = rows.receive_offset(running.n);
-    let to = ends.result.wrapping_add(rows.receive_offset(running.me));
+    let destination = ends.result.wrapping_add(rows.receive_offset(running.me));
     let from = ends.operand.wrapping_add(rows.send_offset(running.me));
     // SAFETY: the sums of sizes fit operand and result; the sizes have room for `n` numbers.
     unsafe {
-        copy_bytes(to, from, rows.row_bytes(running.me, running.me), StoreMode::Cached);
+        copy_bytes(destination, from, rows.row_bytes(running.me, running.me), StoreMode::Cached);
         std::ptr::write_bytes(ends.result.wrapping_add(filled), 0, running.bytes - filled);
         for (p, sizes) in rows.sent.iter().enumerate() {
             let count = (sizes[running.me] as i64).to_le_bytes();
@@ -140,21 +140,21 @@ fn exchange_rows(
         stage.acquire_chunk(chunk)?;
         for p in running.peer_numbers() {
             let bytes = rows.row_bytes(running.me, p);
-            let part = start.min(bytes)..end.min(bytes);
-            let to = stage.chunk_address(running.me, chunk).wrapping_add(p * share);
-            let from = operand.wrapping_add(rows.send_offset(p) + part.start);
+            let range = start.min(bytes)..end.min(bytes);
+            let destination = stage.chunk_address(running.me, chunk).wrapping_add(p * share);
+            let from = operand.wrapping_add(rows.send_offset(p) + range.start);
             // SAFETY: the sums of sizes fit the operand; a part fits the peer's share of the chunk.
-            unsafe { copy_bytes(to, from, part.len(), StoreMode::Cached) };
+            unsafe { copy_bytes(destination, from, range.len(), StoreMode::Cached) };
         }
         stage.publish_chunk(chunk);
         stage.await_all_chunks(chunk)?;
         for p in running.peer_numbers() {
             let bytes = rows.row_bytes(p, running.me);
-            let part = start.min(bytes)..end.min(bytes);
+            let range = start.min(bytes)..end.min(bytes);
             let from = stage.chunk_address(p, chunk).wrapping_add(running.me * share);
-            let to = result.wrapping_add(rows.receive_offset(p) + part.start);
+            let destination = result.wrapping_add(rows.receive_offset(p) + range.start);
             // SAFETY: the sums of sizes fit the result; the chunk is not written before this rank drained it.
-            unsafe { copy_bytes(to, from, part.len(), StoreMode::Cached) };
+            unsafe { copy_bytes(destination, from, range.len(), StoreMode::Cached) };
         }
         stage.release_chunk(chunk);
     }

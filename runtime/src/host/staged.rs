@@ -57,9 +57,10 @@ pub(super) fn run_single_rank(running: &RunningCollective) -> Result<()> {
     Ok(())
 }
 
-/// Element ranges of at most `most` elements that cover `elements`.
-fn chunk_ranges(elements: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..elements.div_ceil(most)).map(move |i| (i * most, ((i + 1) * most).min(elements)))
+/// Element ranges of at most `max_elements` elements that cover `elements`.
+fn chunk_ranges(elements: usize, max_elements: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..elements.div_ceil(max_elements))
+        .map(move |i| (i * max_elements, ((i + 1) * max_elements).min(elements)))
 }
 
 /// One chunk, which every rank reduces completely.
@@ -110,9 +111,9 @@ fn all_reduce(running: &RunningCollective, op: CollectiveReduceOp) -> Result<()>
         stage.acquire_chunk(raw)?;
         for p in running.peer_numbers() {
             let (low, high) = slice(p);
-            let to = stage.chunk_address(running.me, raw).wrapping_add(low);
+            let destination = stage.chunk_address(running.me, raw).wrapping_add(low);
             // SAFETY: the slice lies within operand and chunk; this rank may write the chunk now.
-            unsafe { copy_bytes(to, operand.wrapping_add(low), high - low, StoreMode::Cached) };
+            unsafe { copy_bytes(destination, operand.wrapping_add(low), high - low, StoreMode::Cached) };
         }
         stage.publish_chunk(raw);
         stage.await_all_chunks(raw)?;
@@ -203,9 +204,9 @@ fn stage_pieces(
     bytes: usize,
 ) {
     for p in running.peer_numbers() {
-        let to = slot.wrapping_add(p * share);
+        let destination = slot.wrapping_add(p * share);
         // SAFETY: the range lies within the operand's piece and within the peer's share of the chunk.
-        unsafe { copy_bytes(to, operand.wrapping_add(p * piece), bytes, StoreMode::Cached) };
+        unsafe { copy_bytes(destination, operand.wrapping_add(p * piece), bytes, StoreMode::Cached) };
     }
 }
 

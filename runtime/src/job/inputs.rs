@@ -111,7 +111,7 @@ impl LocatedInput<'_> {
     pub fn data(&self) -> InputData<'_> {
         match self {
             LocatedInput::Memory(bytes) => InputData::Memory(bytes),
-            LocatedInput::File(part) => InputData::Source(part),
+            LocatedInput::File(slice) => InputData::Source(slice),
         }
     }
 }
@@ -158,9 +158,9 @@ fn expect_unchanged(file: &File, stamp: FileStamp) -> Result<()> {
     }
     let file = file_name(file);
     let expected = stamp.bytes;
-    let found = now.len();
+    let actual = now.len();
     Err(RunError::Invalid(format!(
-        "{file}: the file changed while it was in use: it had {expected} bytes, now it has {found}"
+        "{file}: the file changed while it was in use: it had {expected} bytes, now it has {actual}"
     )))
 }
 

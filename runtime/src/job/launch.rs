@@ -139,19 +139,19 @@ impl JobMessage {
         let files = rank.take_files().into_iter().zip(self.files.iter().copied());
         let files = files.map(|(fd, stamp)| OpenFile::new(fd, stamp)).collect::<Result<Vec<_>, _>>()?;
         let mut inputs = Vec::with_capacity(places.len());
-        for place in places {
-            inputs.push(match place.file {
+        for location in places {
+            inputs.push(match location.file {
                 None => {
-                    let start = shared.checked_address(place.offset, place.len)?;
+                    let start = shared.checked_address(location.offset, location.len)?;
                     // SAFETY: the launcher wrote the inputs before it sent the segment, and nothing writes
                     // them again.
-                    LocatedInput::Memory(unsafe { std::slice::from_raw_parts(start, place.len) })
+                    LocatedInput::Memory(unsafe { std::slice::from_raw_parts(start, location.len) })
                 }
                 Some(file) => {
                     let file = files.get(file).ok_or_else(|| {
                         RunError::system("reading the job", "a file of inputs was not sent")
                     })?;
-                    file.locate_input(place)?
+                    file.locate_input(location)?
                 }
             });
         }
@@ -190,10 +190,10 @@ struct JobMemory {
 impl JobMemory {
     fn new(job: &Job<'_>, slots: &[TensorSlot]) -> Result<JobMemory> {
         let files = backing_files(job.inputs);
-        let mut known: BTreeMap<*const Tensor, usize> = BTreeMap::new();
+        let mut index_of_tensor: BTreeMap<*const Tensor, usize> = BTreeMap::new();
         let mut tensors: Vec<&Arc<Tensor>> = Vec::new();
         for tensor in job.inputs.iter().flatten().filter(|t| location_in_file(t, &files).is_none()) {
-            known.entry(Arc::as_ptr(tensor)).or_insert_with(|| {
+            index_of_tensor.entry(Arc::as_ptr(tensor)).or_insert_with(|| {
                 tensors.push(tensor);
                 tensors.len() - 1
             });
@@ -206,7 +206,7 @@ impl JobMemory {
         let mut places = Vec::with_capacity(job.inputs.len());
         for inputs in job.inputs {
             let of_rank = inputs.iter().map(|t| {
-                let start = known.get(&Arc::as_ptr(t)).map_or(0, |&i| starts[i]);
+                let start = index_of_tensor.get(&Arc::as_ptr(t)).map_or(0, |&i| starts[i]);
                 let copied = InputLocation { file: None, offset: start, len: t.data().len() };
                 location_in_file(t, &files).unwrap_or(copied)
             });
@@ -258,18 +258,20 @@ pub(super) fn segment_layout(sizes: impl Iterator<Item = usize>) -> Result<(Vec<
 
 fn backing_files(inputs: &[Vec<Arc<Tensor>>]) -> Vec<Arc<dyn Backing>> {
     let mut out: Vec<Arc<dyn Backing>> = Vec::new();
-    for part in inputs.iter().flatten().filter_map(|t| t.backing_slice()) {
-        if part.backing().file().is_some() && !out.iter().any(|known| Arc::ptr_eq(known, part.backing())) {
-            out.push(part.backing().clone());
+    for slice in inputs.iter().flatten().filter_map(|t| t.backing_slice()) {
+        if slice.backing().file().is_some()
+            && !out.iter().any(|backing| Arc::ptr_eq(backing, slice.backing()))
+        {
+            out.push(slice.backing().clone());
         }
     }
     out
 }
 
 fn location_in_file(tensor: &Tensor, files: &[Arc<dyn Backing>]) -> Option<InputLocation> {
-    let part = tensor.backing_slice()?;
-    let file = files.iter().position(|file| Arc::ptr_eq(file, part.backing()))?;
-    Some(InputLocation { file: Some(file), offset: part.range().start, len: part.range().len() })
+    let slice = tensor.backing_slice()?;
+    let file = files.iter().position(|file| Arc::ptr_eq(file, slice.backing()))?;
+    Some(InputLocation { file: Some(file), offset: slice.range().start, len: slice.range().len() })
 }
 
 /// Writes a tensor at `start` of a segment that was laid out for it.

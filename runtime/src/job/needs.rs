@@ -35,8 +35,8 @@ pub(super) fn expect_inputs(
         check_inputs(graph, bindings, inputs, rank)?;
     }
     let outputs = graph.outputs.iter().map(|output| {
-        let what = format!("output %{}", graph.value_name(output.value));
-        tensor_slot(graph, output.value, bindings, &what)
+        let description = format!("output %{}", graph.value_name(output.value));
+        tensor_slot(graph, output.value, bindings, &description)
     });
     outputs.collect()
 }
@@ -55,15 +55,15 @@ fn tensor_slot(graph: &Graph, value: ValueId, bindings: &SymbolBindings, what: &
 fn check_inputs(graph: &Graph, bindings: &SymbolBindings, inputs: &[Arc<Tensor>], rank: u32) -> Result<()> {
     if inputs.len() != graph.inputs.len() {
         let expected = graph.inputs.len();
-        let found = inputs.len();
-        return Err(RunError::Invalid(format!("rank {rank}: expected {expected} inputs, found {found}")));
+        let count = inputs.len();
+        return Err(RunError::Invalid(format!("rank {rank}: expected {expected} inputs, found {count}")));
     }
     for (input, tensor) in graph.inputs.values().zip(inputs) {
-        let what = format!("input %{} on rank {rank}", graph.value_name(input.value));
-        let slot = tensor_slot(graph, input.value, bindings, &what)?;
+        let description = format!("input %{} on rank {rank}", graph.value_name(input.value));
+        let slot = tensor_slot(graph, input.value, bindings, &description)?;
         if slot.dtype != tensor.dtype() || slot.shape != tensor.shape() {
             return Err(RunError::Invalid(format!(
-                "{what}: expected {}{:?}, found {}{:?}",
+                "{description}: expected {}{:?}, found {}{:?}",
                 slot.dtype,
                 slot.shape,
                 tensor.dtype(),

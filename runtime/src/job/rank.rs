@@ -58,21 +58,21 @@ pub struct RankJob<'a> {
 /// if the inputs do not fit the plan, an op has no kernel, the other ranks do not join or run something else,
 /// or a rank failed.
 pub fn run_rank(
-    place: &Membership,
+    membership: &Membership,
     job: &RankJob<'_>,
     open: &OpenSession<'_>,
 ) -> Result<(Vec<Tensor>, RunTimes)> {
     let RankJob { plan, bindings, config, .. } = job;
-    let prepared = expect_membership(place, plan).and_then(|()| {
-        let slots = expect_inputs(plan, bindings, &[job.inputs], place.rank)?;
+    let prepared = expect_membership(membership, plan).and_then(|()| {
+        let slots = expect_inputs(plan, bindings, &[job.inputs], membership.rank)?;
         let mut terms = job_terms(plan, bindings, job.repeats);
         terms.extend_from_slice(job.settings);
         Ok((slots, plan_join_request(plan, config, RunKind::Job, terms)?))
     });
-    let (slots, purpose) = prepared.map_err(|error| place.decline(error))?;
+    let (slots, purpose) = prepared.map_err(|error| membership.decline(error))?;
     let inputs: Vec<TensorInput> = job.inputs.iter().map(TensorInput::new).collect();
     let mut outputs: Vec<Vec<u8>> = slots.iter().map(|slot| vec![0; slot.bytes]).collect();
-    let rank = SessionRank::new(JoinedRank::join(place, &purpose)?, config.comm_config(plan.ranks))?;
+    let rank = SessionRank::new(JoinedRank::join(membership, &purpose)?, config.comm_config(plan.ranks))?;
     let runs = RankWorkload {
         plan,
         bindings,
@@ -87,23 +87,23 @@ pub fn run_rank(
     Ok((outputs.collect::<Result<_, _>>()?, times))
 }
 
-fn expect_membership(place: &Membership, plan: &Plan) -> Result<()> {
-    if plan.ranks == place.ranks {
+fn expect_membership(membership: &Membership, plan: &Plan) -> Result<()> {
+    if plan.ranks == membership.ranks {
         return Ok(());
     }
-    let rank = place.rank;
+    let rank = membership.rank;
     let expected = plan.ranks;
-    let found = place.ranks;
-    Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the run has {found}")))
+    let run_ranks = membership.ranks;
+    Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the run has {run_ranks}")))
 }
 
 pub(super) fn expect_rank_count(job: &Job<'_>) -> Result<u32> {
     let ranks = job.plan.ranks;
-    let found = job.inputs.len();
-    if found == ranks as usize && ranks > 0 {
+    let input_ranks = job.inputs.len();
+    if input_ranks == ranks as usize && ranks > 0 {
         return Ok(ranks);
     }
-    Err(RunError::Invalid(format!("the plan is for {ranks} ranks, found inputs for {found}")))
+    Err(RunError::Invalid(format!("the plan is for {ranks} ranks, found inputs for {input_ranks}")))
 }
 
 /// Checks that the inputs of all ranks fit the program; returns the outputs of each rank.

@@ -19,12 +19,13 @@ pub fn run_threads(job: &Job<'_>, open: &OpenSession<'_>) -> Result<JobResult> {
         Group::threads(ranks).iter().map(Group::next_session_membership).collect::<Result<Vec<_>, _>>()?;
     let results: Vec<_> = thread::scope(|scope| {
         let mut threads = Vec::with_capacity(places.len());
-        for place in &places {
-            let started =
-                parallel::spawn_scoped(scope, move || run_rank(place, &rank_job(job, place.rank), open));
+        for membership in &places {
+            let started = parallel::spawn_scoped(scope, move || {
+                run_rank(membership, &rank_job(job, membership.rank), open)
+            });
             threads.push(started.map_err(|e| {
-                let what = format!("starting the thread of rank {}", place.rank);
-                place.decline(RunError::from_system_call(what, "clone", e))
+                let action = format!("starting the thread of rank {}", membership.rank);
+                membership.decline(RunError::from_system_call(action, "clone", e))
             }));
         }
         let results = threads.into_iter().map(|started| {

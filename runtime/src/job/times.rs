@@ -22,9 +22,9 @@ impl RunTimes {
     pub fn from_durations(runs: &[Duration]) -> RunTimes {
         let mut sorted = runs.to_vec();
         sorted.sort_unstable();
-        let least = sorted.first().copied().unwrap_or_default();
+        let shortest = sorted.first().copied().unwrap_or_default();
         let median = sorted.get(sorted.len() / 2).copied().unwrap_or_default();
-        RunTimes { runs: runs.len() as u64, least, median, processor: Duration::ZERO }
+        RunTimes { runs: runs.len() as u64, least: shortest, median, processor: Duration::ZERO }
     }
 
     /// The times of the slowest of several ranks, which the others wait for.
@@ -56,22 +56,22 @@ impl RunClock {
     pub fn end_run(&mut self) {
         let Some(began) = self.began.take() else { return };
         let time = began.elapsed();
-        let at = (self.runs % KEPT as u64) as usize;
-        match self.recent_runs.get_mut(at) {
+        let index = (self.runs % KEPT as u64) as usize;
+        match self.recent_runs.get_mut(index) {
             Some(slot) => *slot = time,
             None => self.recent_runs.push(time),
         }
         self.runs += 1;
-        self.shortest_run = Some(self.shortest_run.map_or(time, |least| least.min(time)));
+        self.shortest_run = Some(self.shortest_run.map_or(time, |shortest| shortest.min(time)));
     }
 
     pub fn run_times(&self) -> RunTimes {
-        let kept = RunTimes::from_durations(&self.recent_runs);
+        let recent = RunTimes::from_durations(&self.recent_runs);
         let spent =
             self.first_processor_time.zip(processor_time()).map(|(first, now)| now.saturating_sub(first));
         let processor =
             Duration::from_secs_f64(spent.unwrap_or_default().as_secs_f64() / self.runs.max(1) as f64);
-        RunTimes { runs: self.runs, least: self.shortest_run.unwrap_or_default(), processor, ..kept }
+        RunTimes { runs: self.runs, least: self.shortest_run.unwrap_or_default(), processor, ..recent }
     }
 }
 

@@ -26,16 +26,16 @@ pub fn write_trace(path: &Path, steps: &[TracedStep], comm: &HostCommunicator) -
     let longest = lengths.max().unwrap_or(0);
     let mut padded = mine;
     padded.resize(longest, b' ');
-    let all = comm.exchange_bytes(&padded)?;
+    let encoded = comm.exchange_bytes(&padded)?;
     if comm.rank() != 0 {
         return Ok(());
     }
-    let all: Vec<Vec<TracedStep>> = all
+    let steps_by_rank: Vec<Vec<TracedStep>> = encoded
         .iter()
         .map(|bytes| serde_json::from_slice(bytes))
         .collect::<Result<_, _>>()
         .map_err(encoding_error)?;
-    write_trace_file(path, &all)
+    write_trace_file(path, &steps_by_rank)
 }
 
 fn encoding_error(error: serde_json::Error) -> RunError {

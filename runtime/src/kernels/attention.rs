@@ -63,9 +63,9 @@ pub(super) fn attention(
             let mut rows = o.q.shape();
             rows[o.q.rank() - 1] = 1;
             let x = x.broadcast(&rows)?;
-            let mut all = scratch.allocate::<f64>(x.numel());
-            StridedReader::new(&x).read_next(&mut all);
-            Some(all)
+            let mut elements = scratch.allocate::<f64>(x.numel());
+            StridedReader::new(&x).read_next(&mut elements);
+            Some(elements)
         }
     };
     let hidden = RowVisibility { limits: &limits, sinks: sinks.as_deref() };
@@ -134,15 +134,15 @@ pub(super) fn attention_operands<'a>(
 /// Checks the type of the log-sum-exp.
 pub(super) fn check_log_sum_exp(o: &AttentionOperands<'_, StridedView>, sums: &StridedView) -> Result<()> {
     let q = o.q.shape();
-    let found = sums.shape();
+    let shape = sums.shape();
     let expected = &q[..q.len() - 1];
-    if sums.dtype == o.q.dtype.compute_dtype() && found[..] == *expected {
+    if sums.dtype == o.q.dtype.compute_dtype() && shape[..] == *expected {
         return Ok(());
     }
     Err(KernelError::Shape {
         what: "the log-sum-exp of attention".into(),
         expected: format!("{}{expected:?}", o.q.dtype.compute_dtype()),
-        found: format!("{}{found:?}", sums.dtype),
+        found: format!("{}{shape:?}", sums.dtype),
     })
 }
 
@@ -191,9 +191,9 @@ pub(super) fn column_limits<'a>(
             None => None,
             Some(x) => {
                 let x = x.broadcast(&rows)?;
-                let mut all = scratch.allocate::<i64>(x.numel());
-                StridedReader::new(&x).read_next(&mut all);
-                Some(all)
+                let mut elements = scratch.allocate::<i64>(x.numel());
+                StridedReader::new(&x).read_next(&mut elements);
+                Some(elements)
             }
         };
         out.push(ColumnLimit { bound, add, positions });
@@ -318,8 +318,8 @@ fn run_heads<R: GemmNumber>(
         for first in (0..head.l).step_by(ROWS) {
             let n = ROWS.min(head.l - first);
             let (queries, buffer) = as_gemm_matrix::<R>(&one.q.slice_axis(0, first, n), scratch);
-            for (i, seen) in rows.visible[..n].iter_mut().enumerate() {
-                *seen = visible_columns(
+            for (i, columns) in rows.visible[..n].iter_mut().enumerate() {
+                *columns = visible_columns(
                     hidden.limits.iter().map(|l| l.limit_of_row(one.first_row, first + i)),
                     head.s,
                 );
@@ -394,10 +394,10 @@ impl<R: GemmNumber> AttentionRows<R> {
     /// Computes the attention of rows `first..first + m`, which must have begun, in `sums`.
     fn attend_rows(&mut self, queries: GemmMatrix<R>, first: usize, m: usize, mask: Option<&StridedView>) {
         let HeadShape { e, f, scale, cap, .. } = self.head;
-        let seen = self.visible[..m].iter().filter(|r| !r.is_empty());
-        let seen = seen.cloned().reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0);
-        for start in seen.clone().step_by(COLUMNS) {
-            let n = COLUMNS.min(seen.end - start);
+        let columns = self.visible[..m].iter().filter(|r| !r.is_empty());
+        let columns = columns.cloned().reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0);
+        for start in columns.clone().step_by(COLUMNS) {
+            let n = COLUMNS.min(columns.end - start);
             let scores = GemmMatrix::dense(self.scores.as_mut_ptr(), n);
             let keys = self.keys.element_at(start, 0).transposed();
             // SAFETY: the matrices hold these rows, and `scores` is a separate buffer.

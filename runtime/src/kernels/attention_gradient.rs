@@ -48,28 +48,32 @@ pub(super) fn attention_gradient(
     // Heads are the last of the outer axes.
     let batch = rank - 3;
     let [gradient, result, sums] = of_result;
-    let all = [o.q, gradient, result, sums, dq, mask.as_ref().unwrap_or(o.q), o.k, o.v, dk, dv];
-    let outer: [Vec<_>; 10] = all.map(|v| v.axes[..batch].to_vec());
-    let inner = all.map(|v| v.with_axes(v.axes[batch..].iter().copied()));
+    let views = [o.q, gradient, result, sums, dq, mask.as_ref().unwrap_or(o.q), o.k, o.v, dk, dv];
+    let outer: [Vec<_>; 10] = views.map(|v| v.axes[..batch].to_vec());
+    let inner = views.map(|v| v.with_axes(v.axes[batch..].iter().copied()));
     let mut positions = Odometer::new([0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map(|i| &outer[i][..]));
     let mut first_head = 0;
     while let Some(offsets) = positions.next() {
-        let at =
+        let head_view =
             |operand: usize, head: usize| select_leading(&inner[operand].with_offset(offsets[operand]), head);
         for kv in 0..o.k.axis_len(batch) {
             let heads: Vec<_> = (kv * group..(kv + 1) * group)
                 .map(|h| GradientQueryHead {
-                    q: at(0, h),
-                    gradient: at(1, h),
-                    result: at(2, h),
-                    sums: at(3, h),
-                    q_gradient: at(4, h),
-                    mask: mask.as_ref().map(|_| at(5, h)),
+                    q: head_view(0, h),
+                    gradient: head_view(1, h),
+                    result: head_view(2, h),
+                    sums: head_view(3, h),
+                    q_gradient: head_view(4, h),
+                    mask: mask.as_ref().map(|_| head_view(5, h)),
                     first_row: (first_head + h) * head.l,
                 })
                 .collect();
-            let of_keys =
-                GradientKeyHead { k: at(6, kv), v: at(7, kv), k_gradient: at(8, kv), v_gradient: at(9, kv) };
+            let of_keys = GradientKeyHead {
+                k: head_view(6, kv),
+                v: head_view(7, kv),
+                k_gradient: head_view(8, kv),
+                v_gradient: head_view(9, kv),
+            };
             for_real!(o.q.dtype, R => run_heads::<R>(head, &heads, &of_keys, &limits, scratch));
         }
         first_head += o.q.axis_len(batch);
@@ -85,15 +89,15 @@ fn check_gradient_shapes(
     [gradient, result, sums]: &[StridedView; 3],
     gradients: [&StridedView; 3],
 ) -> Result<(HeadShape, usize)> {
-    let found = check_shapes(scores, o, result)?;
+    let extents = check_shapes(scores, o, result)?;
     check_shapes(scores, o, gradient)?;
     check_log_sum_exp(o, sums)?;
-    for (of, x) in gradients.into_iter().zip([o.q, o.k, o.v]) {
-        if of.dtype != x.dtype || of.shape() != x.shape() {
-            return Err(KernelError::shape_mismatch("a gradient of attention", &x.shape(), &of.shape()));
+    for (actual, x) in gradients.into_iter().zip([o.q, o.k, o.v]) {
+        if actual.dtype != x.dtype || actual.shape() != x.shape() {
+            return Err(KernelError::shape_mismatch("a gradient of attention", &x.shape(), &actual.shape()));
         }
     }
-    Ok(found)
+    Ok(extents)
 }
 
 struct GradientQueryHead {
@@ -158,8 +162,8 @@ fn run_heads<R: GemmNumber>(
             let n = ROWS.min(head.l - first);
             let (queries, q_buffer) = as_gemm_matrix::<R>(&query.q.slice_axis(0, first, n), scratch);
             let (gradients, g_buffer) = as_gemm_matrix::<R>(&query.gradient.slice_axis(0, first, n), scratch);
-            for (i, seen) in rows.visible[..n].iter_mut().enumerate() {
-                *seen = visible_columns(
+            for (i, columns) in rows.visible[..n].iter_mut().enumerate() {
+                *columns = visible_columns(
                     limits.iter().map(|l| l.limit_of_row(query.first_row, first + i)),
                     head.s,
                 );
@@ -239,10 +243,10 @@ impl<R: GemmNumber> GradientRows<R> {
         mask: Option<&StridedView>,
     ) {
         let HeadShape { e, f, scale, .. } = self.head;
-        let seen = self.visible[..m].iter().filter(|r| !r.is_empty());
-        let seen = seen.cloned().reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0);
-        for start in seen.clone().step_by(COLUMNS) {
-            let n = COLUMNS.min(seen.end - start);
+        let columns = self.visible[..m].iter().filter(|r| !r.is_empty());
+        let columns = columns.cloned().reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0);
+        for start in columns.clone().step_by(COLUMNS) {
+            let n = COLUMNS.min(columns.end - start);
             let weights = GemmMatrix::dense(self.weights.as_mut_ptr(), n);
             let of_scores = GemmMatrix::dense(self.score_gradient.as_mut_ptr(), n);
             let keys = self.keys.element_at(start, 0);

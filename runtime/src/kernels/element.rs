@@ -231,9 +231,9 @@ mod tests {
     fn half_types_convert_as_the_half_crate_does() {
         for i in 0..=u16::MAX {
             let (h, b) = (f16::from_bits(i), bf16::from_bits(i));
-            let same = |x: f32, y: f32| x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan();
-            assert!(same(<f16 as StoredElement>::to_f32(h), h.to_f32()), "{i:x}");
-            assert!(same(<bf16 as StoredElement>::to_f32(b), b.to_f32()), "{i:x}");
+            let is_same = |x: f32, y: f32| x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan();
+            assert!(is_same(<f16 as StoredElement>::to_f32(h), h.to_f32()), "{i:x}");
+            assert!(is_same(<bf16 as StoredElement>::to_f32(b), b.to_f32()), "{i:x}");
             for low in [0u32, 1, 0x0fff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001, 0xf000, 0xffff] {
                 let x = f32::from_bits(u32::from(i) << 16 | low);
                 let (ours, theirs) = (<bf16 as StoredElement>::from_f32(x), bf16::from_f32(x));

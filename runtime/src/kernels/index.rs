@@ -63,9 +63,9 @@ fn joint_offsets(
     let mut sum = scratch.allocate::<i64>(shape.iter().product());
     sum.fill(0);
     for (i, indices) in indices.iter().enumerate() {
-        let one = broadcast_offsets(indices, axis + i, x.axes[axis + i], shape, scratch)?;
-        sum.iter_mut().zip(one.iter()).for_each(|(s, o)| *s += o);
-        scratch.return_buffer(one);
+        let offsets = broadcast_offsets(indices, axis + i, x.axes[axis + i], shape, scratch)?;
+        sum.iter_mut().zip(offsets.iter()).for_each(|(s, o)| *s += o);
+        scratch.return_buffer(offsets);
     }
     Ok(sum)
 }
@@ -101,7 +101,7 @@ struct IndexedLayout {
 }
 
 fn indexed_layout(axis: usize, x: &StridedView, indices: &[StridedView]) -> Result<IndexedLayout> {
-    let at = common_shape(indices)?;
+    let index_shape = common_shape(indices)?;
     if axis + indices.len() > x.rank() {
         return Err(KernelError::Shape {
             what: "indexing".into(),
@@ -110,10 +110,14 @@ fn indexed_layout(axis: usize, x: &StridedView, indices: &[StridedView]) -> Resu
         });
     }
     let before = x.axes[..axis].to_vec();
-    let rest = x.axes[axis + indices.len()..].to_vec();
-    let shape =
-        before.iter().map(|a| a.n).chain(at.iter().copied()).chain(rest.iter().map(|a| a.n)).collect();
-    Ok(IndexedLayout { at, before, rest, shape })
+    let inner = x.axes[axis + indices.len()..].to_vec();
+    let shape = before
+        .iter()
+        .map(|a| a.n)
+        .chain(index_shape.iter().copied())
+        .chain(inner.iter().map(|a| a.n))
+        .collect();
+    Ok(IndexedLayout { at: index_shape, before, rest: inner, shape })
 }
 
 /// `x` at the indices, which replace its axes from `axis` on.
@@ -128,31 +132,31 @@ pub(super) fn index_axes(
     if result.shape()[..] != i.shape[..] || result.dtype != x.dtype {
         return Err(KernelError::shape_mismatch("the result of indexing", &i.shape, &result.shape()));
     }
-    let at = joint_offsets(indices, axis, x, &i.at, scratch)?;
-    let (before, positions, rest) = split_axes(result, axis, i.at.len());
-    let plan = CopyPlan::new(&i.rest, rest, x.dtype.size());
+    let offsets = joint_offsets(indices, axis, x, &i.at, scratch)?;
+    let (before, positions, inner) = split_axes(result, axis, i.at.len());
+    let plan = CopyPlan::new(&i.rest, inner, x.dtype.size());
     if result.numel() > 0 {
         let mut outer = Odometer::new([&i.before, before]);
         while let Some([from, to]) = outer.next() {
             let mut places = Odometer::new([positions]);
-            for &offset in at.iter() {
-                let [place] = places.next().unwrap_or([0]);
+            for &offset in offsets.iter() {
+                let [position] = places.next().unwrap_or([0]);
                 plan.run(
                     x.ptr.wrapping_offset(from + offset as isize),
-                    result.ptr.wrapping_offset(to + place),
+                    result.ptr.wrapping_offset(to + position),
                 );
             }
         }
     }
-    scratch.return_buffer(at);
+    scratch.return_buffer(offsets);
     Ok(())
 }
 
 /// The axes of a view in three parts: those before `axis`, `n` from `axis` on, and those after them.
 fn split_axes(v: &StridedView, axis: usize, n: usize) -> (&[StridedAxis], &[StridedAxis], &[StridedAxis]) {
     let (before, tail) = v.axes.split_at(axis);
-    let (at, rest) = tail.split_at(n);
-    (before, at, rest)
+    let (indexed, rest) = tail.split_at(n);
+    (before, indexed, rest)
 }
 
 pub(super) fn gather(
@@ -166,17 +170,17 @@ pub(super) fn gather(
         return Err(KernelError::shape_mismatch("the result of gather", &indices.shape(), &result.shape()));
     }
     check_index_shape(axis, x, indices)?;
-    let at = index_offsets(indices, axis, x.axis_len(axis), x.axes[axis].stride, scratch)?;
+    let offsets = index_offsets(indices, axis, x.axis_len(axis), x.axes[axis].stride, scratch)?;
     let mut from = x.axes.clone();
     from[axis].stride = 0;
     clip_axes(&mut from, indices);
     let element = CopyPlan::new(&[], &[], x.dtype.size());
     let mut positions = Odometer::new([&from, &result.axes]);
-    for &along in at.iter() {
+    for &along in offsets.iter() {
         let Some([from, to]) = positions.next() else { break };
         element.run(x.ptr.wrapping_offset(from + along as isize), result.ptr.wrapping_offset(to));
     }
-    scratch.return_buffer(at);
+    scratch.return_buffer(offsets);
     Ok(())
 }
 
@@ -219,18 +223,18 @@ pub(super) fn scatter(
     expect_same_shape("the result of scatter", s.x, result)?;
     expect_same_shape("the source of scatter", s.index, s.src)?;
     check_index_shape(axis, s.x, s.index)?;
-    let at = index_offsets(s.index, axis, s.x.axis_len(axis), 1, scratch)?;
+    let offsets = index_offsets(s.index, axis, s.x.axis_len(axis), 1, scratch)?;
     scatter_pieces(combine, s.x, &[], result, scratch, &|target, put| {
-        let mut indices = at.iter();
-        let mut to = target.axes.clone();
-        to[axis].stride = 0;
-        clip_axes(&mut to, s.index);
-        let mut positions = Odometer::new([&to, &s.src.axes]);
+        let mut indices = offsets.iter();
+        let mut axes = target.axes.clone();
+        axes[axis].stride = 0;
+        clip_axes(&mut axes, s.index);
+        let mut positions = Odometer::new([&axes, &s.src.axes]);
         while let (Some([to, from]), Some(&i)) = (positions.next(), indices.next()) {
             put(to + target.axes[axis].stride * i as isize, s.src.ptr.wrapping_offset(from));
         }
     });
-    scratch.return_buffer(at);
+    scratch.return_buffer(offsets);
     Ok(())
 }
 
@@ -262,14 +266,15 @@ pub(super) fn index_put(
     }
     let (src_before, src_at, src_rest) = split_axes(&src, axis, i.at.len());
     scatter_pieces(combine, x, src_rest, result, scratch, &|target, put| {
-        let (before, at, _) = split_axes(target, axis, indices.len());
+        let (before, indexed, _) = split_axes(target, axis, indices.len());
         let mut outer = Odometer::new([before, src_before]);
         while let Some([to, from]) = outer.next() {
             let mut places = Odometer::new([src_at]);
             let mut j = 0;
-            while let Some([place]) = places.next() {
-                let to = at.iter().zip(&along).fold(to, |to, (a, i)| to + a.stride * i[j] as isize);
-                put(to, src.ptr.wrapping_offset(from + place));
+            while let Some([position]) = places.next() {
+                let offset =
+                    indexed.iter().zip(&along).fold(to, |offset, (a, i)| offset + a.stride * i[j] as isize);
+                put(offset, src.ptr.wrapping_offset(from + position));
                 j += 1;
             }
         }

@@ -93,8 +93,8 @@ fn exact_floor_div(x: f64, y: f64) -> f64 {
     let r = x % y;
     // The quotient is nearly integral: the dividend was reduced to a multiple of the divisor. Division by an
     // infinity gives 0.
-    let whole = (x - r) / y;
-    let quotient = if r != 0.0 && (r < 0.0) != (y < 0.0) { whole - 1.0 } else { whole };
+    let integral = (x - r) / y;
+    let quotient = if r != 0.0 && (r < 0.0) != (y < 0.0) { integral - 1.0 } else { integral };
     if quotient == 0.0 { 0f64.copysign(x / y) } else { quotient.round_ties_even() }
 }
 
@@ -229,13 +229,13 @@ fn erf_expansion(c: f64) -> [f64; ERF_TERMS] {
     }
     out[0] = scale * sum;
     // Coefficient k+1 is scale (-1)^k H_k(c) / (k+1)!, with H_{k+1} = 2c H_k - 2k H_{k-1}.
-    let mut last = 0.0;
+    let mut previous = 0.0;
     let mut hermite = 1.0;
     let mut factorial = 1.0;
     for k in 0..ERF_TERMS - 1 {
         factorial *= (k + 1) as f64;
         out[k + 1] = scale * hermite / factorial * if k % 2 == 0 { 1.0 } else { -1.0 };
-        (last, hermite) = (hermite, 2.0 * c * hermite - 2.0 * k as f64 * last);
+        (previous, hermite) = (hermite, 2.0 * c * hermite - 2.0 * k as f64 * previous);
     }
     out
 }

@@ -32,8 +32,8 @@ pub(super) fn matmul(
     if result.numel() == 0 {
         return Ok(());
     }
-    let whole = fold_batch(x, y, result, e);
-    if let Some((x, r, e)) = whole {
+    let folded = fold_batch(x, y, result, e);
+    if let Some((x, r, e)) = folded {
         single_matmul(&x, &ym, &r, e, scratch);
         return Ok(());
     }
@@ -94,18 +94,18 @@ pub(super) fn grouped_matmul(
     }
     let (_, e) = gemm_extents(x, &matrix_axes(y), result)?;
     let rows = if divides_k { e.k } else { e.m };
-    let mut given = scratch.allocate::<i64>(ends.axis_len(0));
-    StridedReader::new(ends).read_next(&mut given);
+    let mut group_ends = scratch.allocate::<i64>(ends.axis_len(0));
+    StridedReader::new(ends).read_next(&mut group_ends);
     let mut start = 0;
-    let mut parts = Vec::with_capacity(given.len());
-    for (group, &end) in given.iter().enumerate() {
+    let mut ranges = Vec::with_capacity(group_ends.len());
+    for (group, &end) in group_ends.iter().enumerate() {
         let within = usize::try_from(end).ok().filter(|end| (start..=rows).contains(end));
         let end = within.ok_or(KernelError::GroupEnd { end, rows })?;
-        parts.push((group, start, end - start));
+        ranges.push((group, start, end - start));
         start = end;
     }
-    scratch.return_buffer(given);
-    for (group, first, count) in parts {
+    scratch.return_buffer(group_ends);
+    for (group, first, count) in ranges {
         if divides_k {
             let columns = x.slice_axis(1, first, count);
             let rows = y.slice_axis(0, first, count);
@@ -217,10 +217,10 @@ fn matmul_converted(
         let right = read_matrix(&y.slice_axis(1, j, n), &mut b);
         for i in (0..e.m).step_by(rows) {
             let m = rows.min(e.m - i);
-            let left = read_matrix(&x.slice_axis(0, i, m), &mut a);
+            let lhs = read_matrix(&x.slice_axis(0, i, m), &mut a);
             let out = GemmMatrix::dense(c.as_mut_ptr(), n);
             // SAFETY: the three buffers hold their matrices and are distinct.
-            unsafe { f32::gemm(GemmExtents { m, n, ..e }, 1.0, left, right, 0.0, out) };
+            unsafe { f32::gemm(GemmExtents { m, n, ..e }, 1.0, lhs, right, 0.0, out) };
             StridedWriter::new(&result.slice_axis(0, i, m).slice_axis(1, j, n)).write_next(&c[..m * n]);
         }
     }

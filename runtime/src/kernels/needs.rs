@@ -40,8 +40,9 @@ pub(super) fn grouped(x: &[StridedView], r: &StridedView, out: &mut ScratchNeeds
 }
 
 pub(super) fn reduction(axes: &[usize], x: &StridedView, out: &mut ScratchNeeds) -> Option<()> {
-    let last = axes.last()?;
-    let width: usize = (last + 1..x.rank()).filter(|a| !axes.contains(a)).map(|a| x.axis_len(a)).product();
+    let last_axis = axes.last()?;
+    let width: usize =
+        (last_axis + 1..x.rank()).filter(|a| !axes.contains(a)).map(|a| x.axis_len(a)).product();
     let buffers = if width == 1 { 0 } else { 2 };
     (0..buffers).for_each(|_| add_accumulators(x.dtype, width, out));
     Some(())
@@ -109,8 +110,8 @@ pub(super) fn rotary(width: usize, x: &[StridedView], out: &mut ScratchNeeds) ->
 }
 
 pub(super) fn lookup(indices: &[StridedView], out: &mut ScratchNeeds) -> Option<()> {
-    let at = position_count(indices);
-    (0..3).for_each(|_| out.add::<i64>(at));
+    let positions = position_count(indices);
+    (0..3).for_each(|_| out.add::<i64>(positions));
     Some(())
 }
 
@@ -175,9 +176,9 @@ pub(super) fn index_put(
     indices: &[StridedView],
     out: &mut ScratchNeeds,
 ) -> Option<()> {
-    let at = position_count(indices);
+    let positions = position_count(indices);
     // One more while indices are broadcast.
-    (0..=indices.len()).for_each(|_| out.add::<i64>(at));
+    (0..=indices.len()).for_each(|_| out.add::<i64>(positions));
     add_combine_buffers(combine, x, axes_numel(x.axes.get(axis + indices.len()..)?), out);
     Some(())
 }

@@ -68,9 +68,9 @@ pub(super) fn binary_scalar(
         for n in block_sizes(result.numel()) {
             xs.read_next(&mut a[..n]);
             if scalar_left {
-                let mut left = scalars;
-                C::combine(op, &mut left[..n], &a[..n])?;
-                out.write_next(&left[..n]);
+                let mut left_values = scalars;
+                C::combine(op, &mut left_values[..n], &a[..n])?;
+                out.write_next(&left_values[..n]);
             } else {
                 C::combine(op, &mut a[..n], &scalars[..n])?;
                 out.write_next(&a[..n]);
@@ -140,13 +140,13 @@ pub(super) fn iota(start: i64, step: i64, result: &StridedView) {
 fn fill_with<C: ComputeNumber>(result: &StridedView, f: impl Fn(usize) -> C) {
     let mut out = StridedWriter::<C>::new(result);
     let mut buffer = [C::default(); BLOCK];
-    let mut at = 0;
+    let mut start = 0;
     for n in block_sizes(result.numel()) {
         for (i, b) in buffer[..n].iter_mut().enumerate() {
-            *b = f(at + i);
+            *b = f(start + i);
         }
         out.write_next(&buffer[..n]);
-        at += n;
+        start += n;
     }
 }
 
@@ -326,13 +326,13 @@ fn int_pow(x: i64, e: i64) -> i64 {
     }
     let mut power = 1i64;
     let mut base = x;
-    let mut left = e;
-    while left > 0 {
-        if left & 1 == 1 {
+    let mut remaining = e;
+    while remaining > 0 {
+        if remaining & 1 == 1 {
             power = power.wrapping_mul(base);
         }
         base = base.wrapping_mul(base);
-        left >>= 1;
+        remaining >>= 1;
     }
     power
 }

@@ -128,31 +128,31 @@ pub(super) fn reduce(
     result: &StridedView,
     scratch: &mut Scratch,
 ) -> Result<()> {
-    let kept = remaining_axes(axes, keep, x, result)?;
+    let kept_axes = remaining_axes(axes, keep, x, result)?;
     let count: usize = axes.iter().map(|&a| x.axis_len(a)).product();
     if count == 0 && result.numel() > 0 && matches!(op, ReductionKind::Max | ReductionKind::Min) {
         return Err(KernelError::Empty { op: op.name().into() });
     }
     if x.dtype.is_float() {
-        reduce_axes::<f64>(op, axes, &kept, x, result, scratch);
+        reduce_axes::<f64>(op, axes, &kept_axes, x, result, scratch);
     } else {
-        reduce_axes::<i64>(op, axes, &kept, x, result, scratch);
+        reduce_axes::<i64>(op, axes, &kept_axes, x, result, scratch);
     }
     Ok(())
 }
 
 /// The axes that are not reduced. Checks the shape of the result.
 fn remaining_axes(axes: &[usize], keep: bool, x: &StridedView, result: &StridedView) -> Result<Vec<usize>> {
-    let kept: Vec<usize> = (0..x.rank()).filter(|a| !axes.contains(a)).collect();
+    let kept_axes: Vec<usize> = (0..x.rank()).filter(|a| !axes.contains(a)).collect();
     let expected: Vec<usize> = if keep {
         (0..x.rank()).map(|a| if axes.contains(&a) { 1 } else { x.axis_len(a) }).collect()
     } else {
-        kept.iter().map(|&a| x.axis_len(a)).collect()
+        kept_axes.iter().map(|&a| x.axis_len(a)).collect()
     };
     if axes.iter().any(|&a| a >= x.rank()) || result.shape()[..] != expected[..] {
         return Err(KernelError::shape_mismatch("the result of a reduction", &expected, &result.shape()));
     }
-    Ok(kept)
+    Ok(kept_axes)
 }
 
 /// Reduces in three nested parts: the kept axes before the last reduced one, the reduced axes, and the kept
@@ -160,14 +160,15 @@ fn remaining_axes(axes: &[usize], keep: bool, x: &StridedView, result: &StridedV
 fn reduce_axes<A: Accumulate>(
     op: ReductionKind,
     axes: &[usize],
-    kept: &[usize],
+    kept_axes: &[usize],
     x: &StridedView,
     result: &StridedView,
     scratch: &mut Scratch,
 ) {
-    let last = axes.last().copied();
-    let inner: Vec<usize> = kept.iter().copied().filter(|&a| last.is_some_and(|l| a > l)).collect();
-    let outer: Vec<usize> = kept.iter().copied().filter(|&a| !inner.contains(&a)).collect();
+    let last_reduced = axes.last().copied();
+    let inner: Vec<usize> =
+        kept_axes.iter().copied().filter(|&a| last_reduced.is_some_and(|l| a > l)).collect();
+    let outer: Vec<usize> = kept_axes.iter().copied().filter(|&a| !inner.contains(&a)).collect();
     let rows = axes_product(x, &outer);
     let count = axes_product(x, axes);
     let width = axes_product(x, &inner);

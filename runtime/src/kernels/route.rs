@@ -49,10 +49,10 @@ impl<'a> RouteSizes<'a> {
             expert_capacity: route.section_capacity(ranks, results[2].numel()),
         };
         let expected = [sizes.slots_per_rank, slots, sizes.capacity, sizes.sections, sizes.sections];
-        let found: Vec<usize> = results.iter().map(StridedView::numel).collect();
-        let divides = |whole: usize| ranks > 0 && whole.is_multiple_of(ranks);
-        if ids.rank() != 2 || !divides(ids.axis_len(0)) || !divides(sizes.experts) || found != expected {
-            return Err(KernelError::shape_mismatch("the results of route", &expected, &found));
+        let counts: Vec<usize> = results.iter().map(StridedView::numel).collect();
+        let divides = |count: usize| ranks > 0 && count.is_multiple_of(ranks);
+        if ids.rank() != 2 || !divides(ids.axis_len(0)) || !divides(sizes.experts) || counts != expected {
+            return Err(KernelError::shape_mismatch("the results of route", &expected, &counts));
         }
         Ok(sizes)
     }
@@ -160,9 +160,9 @@ impl RouteTables<'_> {
                 let aligned = filled.next_multiple_of(sizes.align);
                 let (end, next_start) = match sizes.expert_capacity {
                     None => (aligned, aligned),
-                    Some(most) => {
-                        check_expert_capacity(rank * local + section, count as usize, most)?;
-                        (filled, start + most)
+                    Some(max_rows) => {
+                        check_expert_capacity(rank * local + section, count as usize, max_rows)?;
+                        (filled, start + max_rows)
                     }
                 };
                 start = next_start;
@@ -210,9 +210,9 @@ impl RouteTables<'_> {
         self.all_rows[slot] = (rank * sizes.capacity) as i64 + row;
         // Rows beyond the capacity are an error, which is found when all rows are counted.
         if rank == sizes.me
-            && let Some(found) = self.slots.get_mut(row as usize)
+            && let Some(entry) = self.slots.get_mut(row as usize)
         {
-            *found = slot as i64;
+            *entry = slot as i64;
         }
     }
 }

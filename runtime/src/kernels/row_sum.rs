@@ -132,9 +132,9 @@ unsafe fn add_row<C: ComputeNumber + std::ops::AddAssign, E: StoredElement>(
 /// # Safety
 /// As [`RowSum::store`].
 unsafe fn store_row<C: ComputeNumber, E: StoredElement>(sums: &[C], to: *mut u8) {
-    let to = to.cast::<E>();
+    let destination = to.cast::<E>();
     for (i, &sum) in sums.iter().enumerate() {
         // SAFETY: by the caller.
-        unsafe { to.add(i).write(sum.to_element()) };
+        unsafe { destination.add(i).write(sum.to_element()) };
     }
 }

@@ -109,9 +109,9 @@ impl Scratch {
     /// leaves the larger ones for the op's other requests.
     pub(super) fn allocate<C: PooledNumber>(&mut self, n: usize) -> ScratchBuffer<C> {
         let pool = C::pool(self);
-        let all = 0..pool.len();
-        let fits = all.clone().filter(|&i| pool[i].target_len >= n).min_by_key(|&i| pool[i].target_len);
-        let chosen = fits.or_else(|| all.max_by_key(|&i| pool[i].target_len));
+        let indices = 0..pool.len();
+        let fits = indices.clone().filter(|&i| pool[i].target_len >= n).min_by_key(|&i| pool[i].target_len);
+        let chosen = fits.or_else(|| indices.max_by_key(|&i| pool[i].target_len));
         let mut slot =
             chosen.map_or_else(|| PooledBuffer { target_len: 0, all: Vec::new() }, |i| pool.swap_remove(i));
         slot.target_len = slot.target_len.max(n);
@@ -141,8 +141,8 @@ pub struct ScratchNeeds {
 impl ScratchNeeds {
     pub(super) fn add<C: PooledNumber>(&mut self, n: usize) {
         let sizes = C::sizes(self);
-        let at = sizes.partition_point(|&other| other > n);
-        sizes.insert(at, n);
+        let position = sizes.partition_point(|&other| other > n);
+        sizes.insert(position, n);
     }
 
     /// Adds `bytes` bytes to the needs.
@@ -178,16 +178,16 @@ mod tests {
         let ops: [&[usize]; 4] = [&[100, 1], &[60, 100], &[1, 30, 7], &[50, 50]];
         let mut needs = ScratchNeeds::default();
         for op in ops {
-            let mut one = ScratchNeeds::default();
-            op.iter().for_each(|&n| one.add::<f32>(n));
-            needs.merge(&one);
+            let mut op_needs = ScratchNeeds::default();
+            op.iter().for_each(|&n| op_needs.add::<f32>(n));
+            needs.merge(&op_needs);
         }
         assert_eq!((&needs.f32s[..], needs.bytes()), (&[100, 60, 1][..], 644));
         let mut scratch = Scratch::with_needs(&needs);
         for op in ops.iter().chain(ops.iter().rev()) {
-            let taken: Vec<ScratchBuffer<f32>> = op.iter().map(|&n| scratch.allocate(n)).collect();
-            assert!(taken.iter().zip(*op).all(|(buffer, &n)| buffer.len() == n));
-            taken.into_iter().for_each(|buffer| scratch.return_buffer(buffer));
+            let buffers: Vec<ScratchBuffer<f32>> = op.iter().map(|&n| scratch.allocate(n)).collect();
+            assert!(buffers.iter().zip(*op).all(|(buffer, &n)| buffer.len() == n));
+            buffers.into_iter().for_each(|buffer| scratch.return_buffer(buffer));
             assert!(scratch.bytes() <= needs.bytes(), "{scratch:?}");
         }
         assert!(scratch.bytes() > 600);

@@ -42,15 +42,15 @@ pub(super) fn pad(low: &[Dim], value: Scalar, x: &StridedView, result: &StridedV
         .collect::<Result<_, _>>()?;
     full(value, result);
     let mut from = x.clone();
-    let mut to = result.clone();
+    let mut destination = result.clone();
     for (axis, &low) in low.iter().enumerate() {
         let skip = usize::try_from(low.saturating_neg()).unwrap_or(0).min(from.axis_len(axis));
-        let start = usize::try_from(low).unwrap_or(0).min(to.axis_len(axis));
-        let n = (from.axis_len(axis) - skip).min(to.axis_len(axis) - start);
+        let start = usize::try_from(low).unwrap_or(0).min(destination.axis_len(axis));
+        let n = (from.axis_len(axis) - skip).min(destination.axis_len(axis) - start);
         from = from.slice_axis(axis, skip, n);
-        to = to.slice_axis(axis, start, n);
+        destination = destination.slice_axis(axis, start, n);
     }
-    copy_view(&from, &to);
+    copy_view(&from, &destination);
     Ok(())
 }
 
@@ -66,9 +66,9 @@ pub(super) fn reshape(x: &StridedView, result: &StridedView, scratch: &mut Scrat
     } else {
         // Words of any dtype are processed as whole bytes of a dense buffer.
         let mut dense = scratch.allocate::<i64>((x.numel() * x.dtype.size()).div_ceil(8));
-        let at = dense.as_mut_ptr().cast();
-        copy_view(x, &StridedView::contiguous(x.dtype, &x.shape(), at));
-        copy_view(&StridedView::contiguous(x.dtype, &result.shape(), at), result);
+        let data = dense.as_mut_ptr().cast();
+        copy_view(x, &StridedView::contiguous(x.dtype, &x.shape(), data));
+        copy_view(&StridedView::contiguous(x.dtype, &result.shape(), data), result);
         scratch.return_buffer(dense);
     }
     Ok(())

@@ -199,8 +199,14 @@ impl<const K: usize> Odometer<K> {
     pub fn new(tables: [&[StridedAxis]; K]) -> Self {
         let extents: SmallVec<[usize; 6]> = tables[0].iter().map(|a| a.n).collect();
         let strides = (0..extents.len()).map(|i| std::array::from_fn(|k| tables[k][i].stride)).collect();
-        let left = extents.iter().product();
-        Odometer { index: SmallVec::from_elem(0, extents.len()), extents, strides, offsets: [0; K], left }
+        let remaining = extents.iter().product();
+        Odometer {
+            index: SmallVec::from_elem(0, extents.len()),
+            extents,
+            strides,
+            offsets: [0; K],
+            left: remaining,
+        }
     }
     /// Returns the offsets of the current position, then advances; `None` after the last.
     pub fn next(&mut self) -> Option<[isize; K]> {
@@ -368,10 +374,10 @@ unsafe fn store_strided<C: ComputeNumber>(dtype: DType, ptr: *mut u8, stride: is
     }
     for_element!(dtype, E => {
         if stride == size_of::<E>() as isize {
-            let to = ptr.cast::<E>();
+            let destination = ptr.cast::<E>();
             for (i, &x) in data.iter().enumerate() {
                 // SAFETY: element `i` of a dense run.
-                unsafe { to.add(i).write(x.to_element()) };
+                unsafe { destination.add(i).write(x.to_element()) };
             }
         } else {
             for (i, &x) in data.iter().enumerate() {
@@ -437,8 +443,8 @@ impl CopyPlan {
                             let ii = i as isize;
                             let jj = j as isize;
                             let from = from.wrapping_offset(outer.1 * ii + inner.1 * jj);
-                            let to = to.wrapping_offset(outer.2 * ii + inner.2 * jj);
-                            self.copy_innermost(TILE.min(inner.0 - j), from, inner.1, to, inner.2);
+                            let tile = to.wrapping_offset(outer.2 * ii + inner.2 * jj);
+                            self.copy_innermost(TILE.min(inner.0 - j), from, inner.1, tile, inner.2);
                         }
                     }
                 }

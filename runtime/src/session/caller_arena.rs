@@ -48,24 +48,24 @@ impl CallerArena {
         self.next == self.range.start
     }
 
-    /// Allocates a block. `asked` are the sizes that the ranks request, which all of them know. Fails if the
+    /// Allocates a block. `requests` are the sizes that the ranks request, which all of them know. Fails if the
     /// ranks request different sizes, or not enough memory is left; on all ranks with the same error.
-    pub fn allocate_block(&mut self, asked: &[Vec<u8>], rank: u32) -> Result<Range<usize>> {
-        let asked: Vec<u64> = asked
+    pub fn allocate_block(&mut self, requests: &[Vec<u8>], rank: u32) -> Result<Range<usize>> {
+        let sizes: Vec<u64> = requests
             .iter()
             .map(|bytes| <[u8; 8]>::try_from(&bytes[..]).map(u64::from_le_bytes).unwrap_or(0))
             .collect();
-        let mine = asked.get(rank as usize).copied().unwrap_or(0);
-        if asked.iter().any(|&other| other != mine) {
+        let mine = sizes.get(rank as usize).copied().unwrap_or(0);
+        if sizes.iter().any(|&other| other != mine) {
             return Err(RunError::Invalid(format!(
-                "symmetric memory of the caller: all ranks must allocate the same size, found {asked:?} bytes by rank"
+                "symmetric memory of the caller: all ranks must allocate the same size, found {sizes:?} bytes by rank"
             )));
         }
-        let left = self.range.end - self.next;
-        let block = usize::try_from(mine).ok().filter(|&bytes| bytes <= left);
+        let remaining = self.range.end - self.next;
+        let block = usize::try_from(mine).ok().filter(|&bytes| bytes <= remaining);
         let Some(bytes) = block else {
             return Err(RunError::Invalid(format!(
-                "symmetric memory of the caller: expected at most {left} bytes, found {mine}; its size is set when the \
+                "symmetric memory of the caller: expected at most {remaining} bytes, found {mine}; its size is set when the \
                  session is opened"
             )));
         };
@@ -106,37 +106,38 @@ mod tests {
 
     #[test]
     fn blocks_lie_behind_each_other_until_nothing_is_left() {
-        let mut part = part(4096, 8192);
-        let all = part.surrounding_ranges(DeviceRange { address: 0, bytes: 9000 });
+        let mut arena = part(4096, 8192);
+        let ranges = arena.surrounding_ranges(DeviceRange { address: 0, bytes: 9000 });
         assert_eq!(
-            all,
+            ranges,
             [DeviceRange { address: 0, bytes: 4096 }, DeviceRange { address: 4096, bytes: 4904 }]
         );
         let mut end = 4096;
         for (bytes, taken) in [(1, 256), (256, 256), (0, 0), (3000, 3072)] {
             assert_eq!(
-                part.allocate_block(&asked([bytes; 2]), 1).expect("it fits"),
+                arena.allocate_block(&asked([bytes; 2]), 1).expect("it fits"),
                 end..end + bytes as usize
             );
             end += taken;
         }
-        let error = part.allocate_block(&asked([513; 2]), 0).expect_err("512 bytes are left").to_string();
+        let error = arena.allocate_block(&asked([513; 2]), 0).expect_err("512 bytes are left").to_string();
         assert!(error.contains("expected at most 512 bytes, found 513"), "{error}");
-        let error = part.allocate_block(&asked([8, 9]), 0).expect_err("they differ").to_string();
+        let error = arena.allocate_block(&asked([8, 9]), 0).expect_err("they differ").to_string();
         assert!(error.contains("[8, 9]"), "{error}");
-        assert!(part.allocate_block(&asked([u64::MAX; 2]), 0).is_err());
-        assert_eq!(part.allocate_block(&asked([512; 2]), 0).expect("it fits"), 7680..8192);
+        assert!(arena.allocate_block(&asked([u64::MAX; 2]), 0).is_err());
+        assert_eq!(arena.allocate_block(&asked([512; 2]), 0).expect("it fits"), 7680..8192);
     }
 
     #[test]
     fn memory_is_the_callers_where_all_of_it_was_taken() {
-        let mut part = part(4096, 8192);
-        part.allocate_block(&asked([1000; 2]), 0).expect("it fits");
+        let mut caller = part(4096, 8192);
+        caller.allocate_block(&asked([1000; 2]), 0).expect("it fits");
         let arena = DeviceRange { address: 1 << 20, bytes: 1 << 14 };
-        let at =
-            |offset: u64, bytes| part.block_offset(DeviceRange { address: (1 << 20) + offset, bytes }, arena);
-        assert_eq!((at(4096, 1000), at(4160, 8)), (Some(4096), Some(4160)));
-        assert_eq!((at(4095, 8), at(4096, 1025), at(8192, 0)), (None, None, None));
-        assert_eq!(part.block_offset(DeviceRange { address: 5, bytes: 8 }, arena), None);
+        let offset_of = |offset: u64, bytes| {
+            caller.block_offset(DeviceRange { address: (1 << 20) + offset, bytes }, arena)
+        };
+        assert_eq!((offset_of(4096, 1000), offset_of(4160, 8)), (Some(4096), Some(4160)));
+        assert_eq!((offset_of(4095, 8), offset_of(4096, 1025), offset_of(8192, 0)), (None, None, None));
+        assert_eq!(caller.block_offset(DeviceRange { address: 5, bytes: 8 }, arena), None);
     }
 }

@@ -58,15 +58,15 @@ impl SessionLayout {
     /// The program that a session is opened with. `room` is the size of the symmetric arena in bytes, if it
     /// cannot grow.
     pub fn new(plan: &ParsedPlan, room: Option<usize>) -> SessionLayout {
-        let mut all = SessionLayout {
+        let mut layout = SessionLayout {
             ranks: plan.ranks,
             fixed_capacity: room,
             programs: Vec::new(),
             groups: Vec::new(),
             barrier: None,
         };
-        all.append_program(plan);
-        all
+        layout.append_program(plan);
+        layout
     }
 
     /// The bytes of a symmetric arena that cannot grow, for a session that begins with this plan and may get
@@ -88,14 +88,14 @@ impl SessionLayout {
         self.append_program(plan);
         let needed = self.required_bytes();
         let capacity = self.fixed_capacity.unwrap_or(usize::MAX);
-        let found = self.groups.len();
-        let most = groups.unwrap_or(usize::MAX);
-        if needed <= capacity && found <= most {
+        let group_count = self.groups.len();
+        let max_groups = groups.unwrap_or(usize::MAX);
+        if needed <= capacity && group_count <= max_groups {
             return Ok(self.programs.len() - 1);
         }
         *self = before;
         Err(RunError::Invalid(if needed <= capacity {
-            format!("the programs of the session have {found} groups: expected at most {most}")
+            format!("the programs of the session have {group_count} groups: expected at most {max_groups}")
         } else {
             format!(
                 "the programs of the session need {needed} bytes of the symmetric arena: expected at most {capacity}"
@@ -187,12 +187,12 @@ impl SessionLayout {
     /// The number of a group with these cells that the program does not use already (`taken`): collectives of
     /// two groups of one program may run at the same time, whatever their cells are.
     fn assign_group(&mut self, cells: Option<CellRanks>, taken: &[usize]) -> usize {
-        let known = self
+        let existing = self
             .groups
             .iter()
             .enumerate()
-            .find(|(number, known)| known.is_some() && **known == cells && !taken.contains(number));
-        known.map(|(number, _)| number).unwrap_or_else(|| {
+            .find(|(number, group)| group.is_some() && **group == cells && !taken.contains(number));
+        existing.map(|(number, _)| number).unwrap_or_else(|| {
             self.groups.push(cells.clone());
             self.groups.len() - 1
         })
@@ -220,7 +220,7 @@ fn fixed_end(plan: &ParsedPlan) -> usize {
 /// The cells of each group of a plan by number; `None` if the group has landing zones, or if another program
 /// of the plan has another group of this number.
 fn cells_of_groups(plan: &ParsedPlan) -> Vec<Option<CellRanks>> {
-    let mut all: Vec<Option<CellRanks>> = Vec::new();
+    let mut cells_by_group: Vec<Option<CellRanks>> = Vec::new();
     for program in plan.programs().flatten() {
         let graph = &program.graph;
         for (number, (id, group)) in graph.groups.iter().enumerate() {
@@ -229,14 +229,14 @@ fn cells_of_groups(plan: &ParsedPlan) -> Vec<Option<CellRanks>> {
                 _ => false,
             });
             let cells = graph.cells(id).filter(|_| !has_landing);
-            match all.get_mut(number) {
-                None => all.push(cells),
-                Some(known) if *known == cells => {}
-                Some(known) => *known = None,
+            match cells_by_group.get_mut(number) {
+                None => cells_by_group.push(cells),
+                Some(group) if *group == cells => {}
+                Some(group) => *group = None,
             }
         }
     }
-    all
+    cells_by_group
 }
 
 /// The proposal that a rank sends when it opens another program: the plan, and whether the rank can open it.
@@ -288,11 +288,11 @@ mod tests {
     fn groups_are_shared_by_cells_and_never_within_a_program() {
         let world = || Some(vec![vec![0, 1, 2, 3]]);
         let pairs = || Some(vec![vec![0, 1], vec![2, 3]]);
-        let mut all = arrangement();
+        let mut layout = arrangement();
         let mut numbers = |cells: &[Option<CellRanks>]| {
             let mut groups = Vec::new();
             for cells in cells {
-                let group = all.assign_group(cells.clone(), &groups);
+                let group = layout.assign_group(cells.clone(), &groups);
                 groups.push(group);
             }
             groups
@@ -306,10 +306,10 @@ mod tests {
     #[test]
     fn fixed_memory_is_apart_and_buffers_keep_their_alignment() {
         for room in [None, Some(1 << 20)] {
-            let mut all = SessionLayout { fixed_capacity: room, ..arrangement() };
+            let mut layout = SessionLayout { fixed_capacity: room, ..arrangement() };
             for (fixed, symmetric) in [(0, 5000), (4160, 9000), (64, 64), (8192, 8192), (12_352, 100_000)] {
                 let (is_open, ordinary) = (true, symmetric);
-                all.programs.push(ProgramLayout {
+                layout.programs.push(ProgramLayout {
                     is_open,
                     ordinary,
                     fixed_end: fixed,
@@ -317,31 +317,34 @@ mod tests {
                     groups: vec![],
                 });
             }
-            assert_eq!(all.ordinary_bytes(), 100_000);
-            all.close_program(1);
-            let open = (0..all.program_count()).filter(|&number| all.is_open(number));
+            assert_eq!(layout.ordinary_bytes(), 100_000);
+            layout.close_program(1);
+            let open = (0..layout.program_count()).filter(|&number| layout.is_open(number));
             let mut fixed: Vec<(usize, usize)> = Vec::new();
             for number in open {
-                let (placement, program) = (all.program_placement(number), &all.programs[number]);
-                assert_eq!(placement.symmetric_bytes, all.symmetric_bytes());
+                let (placement, program) = (layout.program_placement(number), &layout.programs[number]);
+                assert_eq!(placement.symmetric_bytes, layout.symmetric_bytes());
                 let range = (placement.session_offset(0), placement.session_offset(0) + program.fixed_end);
                 let buffers = placement.session_offset(program.fixed_end);
                 assert!(buffers % 4096 == program.fixed_end % 4096, "program {number}");
                 let end = buffers + program.symmetric - program.fixed_end;
-                assert!(end <= all.required_bytes(), "program {number}");
+                assert!(end <= layout.required_bytes(), "program {number}");
                 if program.fixed_end > 0 {
                     assert!(
-                        range.1 <= all.symmetric_bytes()
+                        range.1 <= layout.symmetric_bytes()
                             && fixed.iter().all(|f| range.1 <= f.0 || f.1 <= range.0)
                     );
                     fixed.push(range);
                 }
             }
-            let most = (0..all.program_count())
-                .filter(|&n| all.is_open(n))
-                .map(|n| all.programs[n].buffer_bytes())
+            let max_buffer_bytes = (0..layout.program_count())
+                .filter(|&n| layout.is_open(n))
+                .map(|n| layout.programs[n].buffer_bytes())
                 .max();
-            assert!(fixed.iter().all(|&(start, _)| Some(start) >= most), "{fixed:?}, buffers {most:?}");
+            assert!(
+                fixed.iter().all(|&(start, _)| Some(start) >= max_buffer_bytes),
+                "{fixed:?}, buffers {max_buffer_bytes:?}"
+            );
         }
     }
 }

@@ -82,7 +82,7 @@ impl<M> PortState<M> {
             return Err(self.rejected_memory(memory, &why));
         }
         match reserved.iter().find(|(_, other)| other.overlaps(&memory)) {
-            Some((what, _)) => Err(self.rejected_memory(memory, &format!("overlaps {what} of the session"))),
+            Some((role, _)) => Err(self.rejected_memory(memory, &format!("overlaps {role} of the session"))),
             None => Ok(()),
         }
     }
@@ -100,12 +100,12 @@ pub(super) fn check_bound_memory<M>(
     if changed.is_some_and(<[Port]>::is_empty) {
         return Ok(());
     }
-    let all = used_memory(inputs, outputs, program);
-    let Some(changed) = changed else { return check_all_disjoint(&all) };
-    for (at, one) in all.iter().enumerate().filter(|(_, one)| changed.contains(&one.port)) {
-        one.state.expect_capacity(one.used_range.bytes)?;
-        all[..at].iter().try_for_each(|earlier| earlier.expect_disjoint(one))?;
-        all[at + 1..].iter().try_for_each(|later| one.expect_disjoint(later))?;
+    let memories = used_memory(inputs, outputs, program);
+    let Some(changed) = changed else { return check_all_disjoint(&memories) };
+    for (i, memory) in memories.iter().enumerate().filter(|(_, memory)| changed.contains(&memory.port)) {
+        memory.state.expect_capacity(memory.used_range.bytes)?;
+        memories[..i].iter().try_for_each(|earlier| earlier.expect_disjoint(memory))?;
+        memories[i + 1..].iter().try_for_each(|later| memory.expect_disjoint(later))?;
     }
     Ok(())
 }
@@ -114,10 +114,10 @@ fn check_all_disjoint<M>(all: &[UsedMemory<'_, M>]) -> Result<()> {
     all.iter().try_for_each(|one| one.state.expect_capacity(one.used_range.bytes))?;
     // Only a range that begins before the end of another one overlaps it.
     let mut order: Vec<usize> = (0..all.len()).collect();
-    order.sort_unstable_by_key(|&at| all[at].used_range.address);
-    for (place, &one) in order.iter().enumerate() {
+    order.sort_unstable_by_key(|&index| all[index].used_range.address);
+    for (position, &one) in order.iter().enumerate() {
         let end = all[one].used_range.end();
-        for &other in order[place + 1..].iter().take_while(|&&other| all[other].used_range.address < end) {
+        for &other in order[position + 1..].iter().take_while(|&&other| all[other].used_range.address < end) {
             all[one.min(other)].expect_disjoint(&all[one.max(other)])?;
         }
     }
@@ -143,10 +143,10 @@ fn used_memory<'p, M>(
 ) -> Vec<UsedMemory<'p, M>> {
     let mut is_replaced = vec![false; program.inputs.len()];
     program.outputs.iter().filter_map(|output| output.mutates).for_each(|i| is_replaced[i] = true);
-    let mut all = Vec::with_capacity(inputs.len() + outputs.len());
+    let mut memories = Vec::with_capacity(inputs.len() + outputs.len());
     for (i, (state, input)) in inputs.iter().zip(&program.inputs).enumerate() {
         let Some(binding) = state.binding else { continue };
-        all.push(UsedMemory {
+        memories.push(UsedMemory {
             state,
             port: Port::Input(i),
             binding,
@@ -157,7 +157,7 @@ fn used_memory<'p, M>(
     }
     for (k, (state, output)) in outputs.iter().zip(&program.outputs).enumerate() {
         let Some(binding) = state.binding else { continue };
-        all.push(UsedMemory {
+        memories.push(UsedMemory {
             state,
             port: Port::Output(k),
             binding,
@@ -166,7 +166,7 @@ fn used_memory<'p, M>(
             input: output.mutates,
         });
     }
-    all
+    memories
 }
 
 impl<M> UsedMemory<'_, M> {

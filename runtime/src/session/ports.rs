@@ -199,10 +199,10 @@ impl<M> SessionPorts<M> {
     /// The program at these sizes, with inputs at their current location.
     fn resolve_program(&mut self, bindings: &SymbolBindings) -> Result<SizedProgram> {
         let bound = self.executor.resolve_bindings(bindings)?;
-        let mut parts = vec![self.executor.describe_sizes(bindings)];
+        let mut descriptions = vec![self.executor.describe_sizes(bindings)];
         // The program number in the text keeps the texts of the session's programs distinct.
         if let Some(placement) = self.placement.as_ref().filter(|placement| placement.program > 0) {
-            parts.insert(0, format!("program {}", placement.program));
+            descriptions.insert(0, format!("program {}", placement.program));
         }
         let mut moves = Vec::new();
         for input in &self.inputs {
@@ -210,13 +210,13 @@ impl<M> SessionPorts<M> {
                 && let Some(to) = input.caller_offset
             {
                 moves.push(RelocatedRange { from: from.clone(), to });
-                parts.push(format!("{} in symmetric memory at {to}", input.name));
+                descriptions.push(format!("{} in symmetric memory at {to}", input.name));
             }
         }
-        parts.retain(|part| !part.is_empty());
-        let text = parts.join(", ");
-        if let Some(known) = self.relocated_programs.iter().find(|known| *known.text == *text) {
-            return Ok(known.clone());
+        descriptions.retain(|text| !text.is_empty());
+        let text = descriptions.join(", ");
+        if let Some(existing) = self.relocated_programs.iter().find(|existing| *existing.text == *text) {
+            return Ok(existing.clone());
         }
         let digest = text
             .bytes()
@@ -355,16 +355,16 @@ impl<M> SessionPorts<M> {
         let state = self.state(port);
         if let Some(arena) = arena {
             reserved.extend(
-                self.caller_arena.surrounding_ranges(arena).map(|part| ("the symmetric arena", part)),
+                self.caller_arena.surrounding_ranges(arena).map(|range| ("the symmetric arena", range)),
             );
         }
         let placed = match (&state.fixed_range, memory, arena) {
             (Some(_), Some(memory), Some(arena)) => self.caller_arena.block_offset(memory, arena),
             _ => None,
         };
-        if let Some(at) = placed.filter(|at| !at.is_multiple_of(ALIGN as usize)) {
+        if let Some(offset) = placed.filter(|offset| !offset.is_multiple_of(ALIGN as usize)) {
             return Err(RunError::Invalid(format!(
-                "{}: the memory at {at} in the symmetric arena is not aligned: expected a multiple of {ALIGN} there",
+                "{}: the memory at {offset} in the symmetric arena is not aligned: expected a multiple of {ALIGN} there",
                 state.name
             )));
         }
@@ -421,8 +421,8 @@ impl<M> SessionPorts<M> {
         let port = Port::Input(input);
         let bound = &self.sized_program()?.program;
         let state = self.state(port);
-        let given = state.has_data || state.binding.is_some();
-        if given || self.port_bytes(port)? == 0 || bound.constant_data(input).is_some() {
+        let has_data = state.has_data || state.binding.is_some();
+        if has_data || self.port_bytes(port)? == 0 || bound.constant_data(input).is_some() {
             return Ok(());
         }
         Err(RunError::Invalid(format!(

@@ -43,25 +43,25 @@ impl RoutingSizes {
     fn program(&self, layout: &str, dtype: &str, weighted: bool, via: &str) -> String {
         let RoutingSizes { ranks, tokens: t, slots: k, experts, align, capacity: c, width: d } = *self;
         let sections = if layout == "rank" { ranks } else { experts / ranks };
-        let all = ranks * t;
+        let all_tokens = ranks * t;
         let cell: Vec<usize> = (0..ranks).collect();
         let weights = if weighted { ", %weights" } else { "" };
         let all_weights = if weighted { ", %all_weights" } else { "" };
-        let others = all - t;
+        let other_tokens = all_tokens - t;
         let wide = if dtype == "f64" { "f64" } else { "f32" };
         let reduced_via = if via == "pull" { "push" } else { via };
         format!(
             "program \"experts\" ranks {ranks}\ngroup @ep [{cell:?}]\narg %x: {dtype}[{t}, {d}]\narg %ids: i64[{t}, {k}]\n\
              arg %weights: f32[{t}, {k}]\narg %payload: u8[{t}, {d}]\n\
-             %all_ids: i64[{all}, {k}] = all_gather %ids group=@ep via=plain\n\
-             %rows: i64[{t}, {k}], %all_rows: i64[{all}, {k}], %slots: i64[{c}], %counts: i64[{sections}], \
+             %all_ids: i64[{all_tokens}, {k}] = all_gather %ids group=@ep via=plain\n\
+             %rows: i64[{t}, {k}], %all_rows: i64[{all_tokens}, {k}], %slots: i64[{c}], %counts: i64[{sections}], \
              %ends: i64[{sections}] = route %all_ids experts={experts} align={align} layout={layout} group=@ep\n\
              %sent: {dtype}[{c}, {d}] = dispatch_rows %x, %slots, %all_rows group=@ep via={via}\n\
              %bytes: u8[{c}, {d}] = dispatch_rows %payload, %slots, %all_rows group=@ep via={via}\n\
              %twice: {dtype}[{c}, {d}] = mul %sent, 2.0\n\
              %y: {dtype}[{t}, {d}] = combine_rows %twice, %rows{weights} group=@ep via={via}\n\
-             %all_weights: f32[{all}, {k}] = all_gather %weights group=@ep via=plain\n\
-             %z: {dtype}[{t}, {d}], %sums: {wide}[{others}, {d}] = reduce_rows %twice, %all_rows{all_weights} group=@ep \
+             %all_weights: f32[{all_tokens}, {k}] = all_gather %weights group=@ep via=plain\n\
+             %z: {dtype}[{t}, {d}], %sums: {wide}[{other_tokens}, {d}] = reduce_rows %twice, %all_rows{all_weights} group=@ep \
              via={reduced_via}\n\
              return %y\nreturn %z\nreturn %sums\n\
              return %rows\nreturn %all_rows\nreturn %slots\nreturn %counts\nreturn %ends\n\
@@ -90,13 +90,17 @@ impl RoutingSizes {
 /// Compares all outputs on all ranks with the interpreter. Sums are in the same order, so bits are equal.
 fn check(planned: &PlannedProgram, inputs: &[Vec<Arc<Tensor>>], what: &str) {
     let expected = interp::run(&planned.graph, &Default::default(), inputs).expect("the interpreter runs it");
-    let found = run_with_inputs(planned, inputs, 1);
-    for (rank, (found, expected)) in found.into_iter().zip(&expected).enumerate() {
-        let found = found.unwrap_or_else(|error| panic!("{what}, rank {rank}: {error}"));
-        for (output, (found, expected)) in found.iter().zip(expected).enumerate() {
-            assert_eq!(found.data(), expected.data(), "{what}, rank {rank}, output {output}");
+    let results = run_with_inputs(planned, inputs, 1);
+    for (rank, (found, expected)) in results.into_iter().zip(&expected).enumerate() {
+        let outputs = found.unwrap_or_else(|error| panic!("{what}, rank {rank}: {error}"));
+        for (output, (actual, expected)) in outputs.iter().zip(expected).enumerate() {
+            assert_eq!(actual.data(), expected.data(), "{what}, rank {rank}, output {output}");
         }
-        assert_eq!(found[0].data(), found[1].data(), "{what}, rank {rank}: reduced rows are combined rows");
+        assert_eq!(
+            outputs[0].data(),
+            outputs[1].data(),
+            "{what}, rank {rank}: reduced rows are combined rows"
+        );
     }
 }
 

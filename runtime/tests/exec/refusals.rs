@@ -108,8 +108,8 @@ fn opaque_ops_are_refused_by_name_before_anything_runs() {
     // The check of the host before a run reports the same error.
     let kernels = CustomKernelRegistry::new();
     let plan = ParsedPlan::parse(Arc::new(planned.plan)).expect("programs");
-    let told = expect_kernels(&plan, &kernels).expect_err("no kernel");
-    assert!(matches!(&told, RunError::CannotRun { node, rank: None, .. } if node == "z"), "{told:?}");
+    let error = expect_kernels(&plan, &kernels).expect_err("no kernel");
+    assert!(matches!(&error, RunError::CannotRun { node, rank: None, .. } if node == "z"), "{error:?}");
 }
 
 #[test]
@@ -126,9 +126,9 @@ fn a_kernel_that_fails_names_its_step() {
         "program \"p\" ranks 1\narg %x: f32[4, 2]\narg %i: i64[1]\n%y: f32[1, 2] = take %x, %i axis=0\nreturn %y\n",
     );
     let comm = ScriptedCommunicator::default();
-    let mut given = inputs(&planned.graph, &none(), 1).remove(0);
-    given[1] = Arc::new(Tensor::from_f64(DType::I64, [1], &[9.0]).expect("an index"));
-    let mut rank = RankBuffers::new(&planned, &none(), &given);
+    let mut arguments = inputs(&planned.graph, &none(), 1).remove(0);
+    arguments[1] = Arc::new(Tensor::from_f64(DType::I64, [1], &[9.0]).expect("an index"));
+    let mut rank = RankBuffers::new(&planned, &none(), &arguments);
     let memory = rank.memory();
     let result =
         run_once(&planned.plan, &CustomKernelRegistry::new(), ExecConfig::default(), &none(), &memory, &comm);

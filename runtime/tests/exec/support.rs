@@ -181,15 +181,15 @@ pub fn check_against_interpreter(
 ) {
     let graph = &planned.graph;
     let bindings = &bindings(graph, values);
-    let given = inputs(graph, bindings, 7);
-    let expected = interpreted(graph, registry.1, bindings, &given, repeats);
+    let inputs_by_rank = inputs(graph, bindings, 7);
+    let expected = interpreted(graph, registry.1, bindings, &inputs_by_rank, repeats);
     let ranks = graph.ranks.expect("closed");
     let domain =
         SharedRunMemory::create(ranks, graph.groups.len().max(1), planned.plan.arenas.symmetric as usize, 0);
     let domain = domain.expect("shared memory");
     thread::scope(|scope| {
         for rank in 0..ranks {
-            let (domain, given, expected) = (domain.clone(), &given, &expected);
+            let (domain, given, expected) = (domain.clone(), &inputs_by_rank, &expected);
             scope.spawn(move || {
                 let comm = CommConfig::new(ranks, Duration::from_secs(20));
                 let comm = HostCommunicator::new(domain, rank, comm).expect("a communicator");
@@ -198,9 +198,9 @@ pub fn check_against_interpreter(
                 let mut own = RankBuffers::new(planned, bindings, &given[rank as usize]);
                 for run in 0..repeats {
                     own.run(&mut executor, graph, bindings, (&comm, &config), (run, rank));
-                    let found = own.outputs(graph, bindings);
-                    for (found, expected) in found.iter().zip(&expected[run as usize][rank as usize]) {
-                        let (a, b) = (found.to_f64(), expected.to_f64());
+                    let outputs = own.outputs(graph, bindings);
+                    for (actual, expected) in outputs.iter().zip(&expected[run as usize][rank as usize]) {
+                        let (a, b) = (actual.to_f64(), expected.to_f64());
                         let close = a.iter().zip(&b).all(|(a, b)| (a - b).abs() <= 2e-5 * b.abs().max(1.0));
                         assert!(close, "{config:?}, rank {rank}, run {run}: {a:?}, expected {b:?}");
                     }

@@ -96,12 +96,12 @@ pub fn every_way(n: usize, elements: usize, dtypes: &[DType]) -> Vec<CollectiveC
 /// Runs the cases one after another on every rank and compares each result.
 pub fn run_cases(setup: &RankSetup, cases: &[CollectiveCase]) {
     let n = setup.cells[0].len();
-    let most =
+    let largest =
         |f: &dyn Fn(&CollectiveCase) -> usize| cases.iter().map(f).max().unwrap_or(0).next_multiple_of(64);
     let bytes = |c: &CollectiveCase| c.elements * c.dtype.size();
-    let zone = most(&|c| c.variant.landing_bytes(&c.kind, bytes(c) as u64, n as u64) as usize);
-    let whole = most(&|c| bytes(c) * n) + 2 * n * SHIFT;
-    let layout = &ArenaLayout { zone, whole };
+    let zone = largest(&|c| c.variant.landing_bytes(&c.kind, bytes(c) as u64, n as u64) as usize);
+    let region = largest(&|c| bytes(c) * n) + 2 * n * SHIFT;
+    let layout = &ArenaLayout { zone, whole: region };
     let domain = SharedRunMemory::create(setup.ranks, 2, layout.size(), setup.first).unwrap();
     std::thread::scope(|s| {
         for cell in &setup.cells {
@@ -207,10 +207,10 @@ fn run_case(
     };
     // SAFETY: all regions are as large as the call says, and no case writes what an earlier one still needs.
     unsafe { comm.run_collective(&call) }.expect("the collective runs");
-    let found = read_arena(comm, result_at.offset, expected.len());
-    if found != expected {
-        let at = found.iter().zip(&expected).position(|(a, b)| a != b);
-        panic!("case {i} {case:?} on number {me} of {n}: differs at byte {at:?}");
+    let actual = read_arena(comm, result_at.offset, expected.len());
+    if actual != expected {
+        let position = actual.iter().zip(&expected).position(|(a, b)| a != b);
+        panic!("case {i} {case:?} on number {me} of {n}: differs at byte {position:?}");
     }
     if device {
         let counts: Vec<u8> = splits.iter().flat_map(|s| s[me].to_le_bytes()).collect();
@@ -318,8 +318,8 @@ fn reduced(op: CollectiveReduceOp, case: &CollectiveCase, operands: &[Vec<u8>]) 
     for i in 0..case.elements {
         if d.is_float() {
             let narrow = |x: f64| if d == DType::F64 { x } else { f64::from(x as f32) };
-            let all = operands.iter().map(|o| read_f64(d, o, i));
-            let y = all
+            let elements = operands.iter().map(|o| read_f64(d, o, i));
+            let y = elements
                 .reduce(|a, b| {
                     narrow(match op {
                         CollectiveReduceOp::Sum | CollectiveReduceOp::Avg => a + b,
@@ -335,8 +335,8 @@ fn reduced(op: CollectiveReduceOp, case: &CollectiveCase, operands: &[Vec<u8>]) 
                 _ => store_f32(d, &mut out, i, y as f32),
             }
         } else {
-            let all = operands.iter().map(|o| read_i64(d, o, i));
-            let y = all
+            let elements = operands.iter().map(|o| read_i64(d, o, i));
+            let y = elements
                 .reduce(|a, b| match op {
                     CollectiveReduceOp::Sum | CollectiveReduceOp::Avg => a.wrapping_add(b),
                     CollectiveReduceOp::Prod => a.wrapping_mul(b),

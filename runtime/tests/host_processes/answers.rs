@@ -21,8 +21,8 @@ pub fn answer(rank: &mut LaunchedRank, characters: usize) -> Result<(), RunError
     let comm = CommConfig::new(rank.ranks(), LIMIT);
     let joined = SessionRank::new(rank.join(subject, &[], LocateStep::default())?, comm)?;
     let sent = joined.start().and_then(|()| {
-        let all = joined.comm().exchange_bytes(&[joined.comm().rank() as u8])?;
-        joined.send_answer(&(text(characters), all.concat()))
+        let bytes = joined.comm().exchange_bytes(&[joined.comm().rank() as u8])?;
+        joined.send_answer(&(text(characters), bytes.concat()))
     });
     joined.conclude_job(sent)
 }
@@ -51,8 +51,8 @@ fn answers_of_any_length_arrive() {
         let answers = launch(&command(), &RankTask::Answer { characters }).expect("it ends well");
         assert_eq!(answers.len(), 3);
         for answer in answers {
-            let found: (String, Vec<u8>) = serde_json::from_str(&answer).expect("it is what was sent");
-            assert_eq!(found, (text(characters), vec![0, 1, 2]));
+            let received: (String, Vec<u8>) = serde_json::from_str(&answer).expect("it is what was sent");
+            assert_eq!(received, (text(characters), vec![0, 1, 2]));
         }
     }
 }

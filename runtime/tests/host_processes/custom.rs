@@ -130,7 +130,7 @@ pub fn kernels() -> CustomKernelRegistry {
         Ok(())
     });
     kernels.register("my::curious", KernelSignature::new(&[f32, f32], &[f32]).reading_peers(&[0]), |call| {
-        let found = [
+        let errors = [
             call.operand::<f64>(0).err(),
             call.operand::<f32>(2).err(),
             call.peer_operand::<f32>(1 - call.number(), 1).err(),
@@ -138,7 +138,7 @@ pub fn kernels() -> CustomKernelRegistry {
             call.peer_result::<f32>(0, 0).err(),
             call.result::<f32>(0).and_then(|_| call.result::<f32>(0)).err(),
         ];
-        Err(found.map(|e| e.map_or("nothing".into(), |e| e.to_string())).join("; ").into())
+        Err(errors.map(|e| e.map_or("nothing".into(), |e| e.to_string())).join("; ").into())
     });
     kernels.register("my::careless", KernelSignature::new(&[f32], &[f32]).writing_peers(&[0]), |call| {
         let shared = call.result::<f32>(0).err();
@@ -277,10 +277,10 @@ fn a_rank_without_kernels_is_named() {
 
 fn a_kernel_of_another_signature_is_refused() {
     let owned = custom(2, "world", 2, 3, 1);
-    let other = "operand 1: expected bf16, found f32".to_string();
+    let mismatch = "operand 1: expected bf16, found f32".to_string();
     for result in [launch(&owned.job(), &rank_with("other")), run_threads(&owned.job(), &kernels_of("other"))]
     {
-        assert_eq!(cannot_run(result).2, ValueMismatch::Signature(other.clone()));
+        assert_eq!(cannot_run(result).2, ValueMismatch::Signature(mismatch.clone()));
     }
     let differs = |signature: KernelSignature| {
         let mut kernels = kernels();

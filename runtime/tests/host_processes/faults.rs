@@ -72,8 +72,8 @@ fn disturb(owned: &OwnedJob, rank: usize, delay: Duration, signal: Signal) -> (R
         assert!(ranks.iter().all(|&r| gone(r)), "no rank is left");
         (result, start.elapsed())
     });
-    let left = std::fs::read_to_string("/proc/self/maps").expect("the map of this process");
-    assert!(!left.contains("symmc-"), "no shared memory is left");
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("the map of this process");
+    assert!(!maps.contains("symmc-"), "no shared memory is left");
     (result.expect_err("the run fails"), time)
 }
 

@@ -51,8 +51,8 @@ fn with_file(path: &Path) -> (OwnedJob, usize) {
     let backing = Arc::new(MappedFile::open(path).expect("it opens"));
     for (rank, i, range) in parts {
         let input = &mut owned.inputs[rank][i];
-        let part = BackingSlice::new(backing.clone(), range).expect("it is as long");
-        *input = Arc::new(Tensor::from_backing(input.dtype(), input.shape(), part).expect("it fits"));
+        let slice = BackingSlice::new(backing.clone(), range).expect("it is as long");
+        *input = Arc::new(Tensor::from_backing(input.dtype(), input.shape(), slice).expect("it fits"));
     }
     (owned, end)
 }
@@ -69,7 +69,7 @@ fn run_joined(
 ) -> Result<Vec<Vec<Tensor>>, RunError> {
     let run = format!("files, process {}, {name}", std::process::id());
     let rank = |rank: u32| {
-        let place = Membership { rank, ranks: 4, run: run.clone() };
+        let membership = Membership { rank, ranks: 4, run: run.clone() };
         let job = RankJob {
             plan: &owned.plan,
             bindings: owned.bindings.clone(),
@@ -80,7 +80,7 @@ fn run_joined(
             config: owned.config.clone(),
         };
         before(rank);
-        run_rank(&place, &job, &open(&custom::kernels())).map(|(outputs, _)| outputs)
+        run_rank(&membership, &job, &open(&custom::kernels())).map(|(outputs, _)| outputs)
     };
     std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..4).map(|r| scope.spawn(move || rank(r))).collect();

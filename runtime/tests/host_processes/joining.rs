@@ -44,8 +44,8 @@ pub fn member() -> ExitCode {
         ));
     }
     let result = Membership::from_env().and_then(|place| {
-        let place = place.expect("the environment names a rank");
-        let inputs = &owned.inputs[place.rank as usize];
+        let membership = place.expect("the environment names a rank");
+        let inputs = &owned.inputs[membership.rank as usize];
         let job = RankJob {
             plan: &owned.plan,
             bindings: owned.bindings.clone(),
@@ -65,7 +65,7 @@ pub fn member() -> ExitCode {
             }
             open(asked)
         };
-        run_rank(&place, &job, &open_or_stop).map(|(outputs, _)| (place.rank, outputs))
+        run_rank(&membership, &job, &open_or_stop).map(|(outputs, _)| (membership.rank, outputs))
     });
     match result {
         Ok((rank, outputs)) if outputs == owned.expected()[rank as usize] => ExitCode::SUCCESS,

@@ -86,13 +86,13 @@ fn inputs_in_a_file_are_read_from_there() {
     owned.repeats = 3;
     let expected = owned.expected();
     let mut content = vec![0u8; 20];
-    let mut place = |data: &[u8]| {
+    let mut append = |data: &[u8]| {
         let start = content.len();
         content.extend_from_slice(data);
         start..content.len()
     };
     let ranges: Vec<Vec<_>> =
-        owned.inputs.iter().map(|inputs| inputs.iter().map(|t| place(t.data())).collect()).collect();
+        owned.inputs.iter().map(|inputs| inputs.iter().map(|t| append(t.data())).collect()).collect();
     let mut file = File::from(memfd_create(c"inputs", MFdFlags::empty()).unwrap());
     file.write_all(&content).unwrap();
     // The launcher reads only the states, which it copies because runs replace them.
@@ -101,16 +101,16 @@ fn inputs_in_a_file_are_read_from_there() {
     let backing = Arc::new(OfFile { file, bytes });
     for (inputs, ranges) in owned.inputs.iter_mut().zip(ranges) {
         for (input, range) in inputs.iter_mut().zip(ranges) {
-            let part = BackingSlice::new(backing.clone(), range).unwrap();
-            *input = Arc::new(Tensor::from_backing(input.dtype(), input.shape(), part).unwrap());
+            let slice = BackingSlice::new(backing.clone(), range).unwrap();
+            *input = Arc::new(Tensor::from_backing(input.dtype(), input.shape(), slice).unwrap());
         }
     }
     assert_eq!(launch(&owned.job(), &command()).unwrap(), expected);
-    let mut found = Vec::new();
+    let mut contents = Vec::new();
     let mut file = backing.file.try_clone().unwrap();
     file.rewind().unwrap();
-    std::io::Read::read_to_end(&mut file, &mut found).unwrap();
-    assert_eq!(found, content, "nobody writes to the file");
+    std::io::Read::read_to_end(&mut file, &mut contents).unwrap();
+    assert_eq!(contents, content, "nobody writes to the file");
 }
 
 fn inputs_that_do_not_fit_are_named() {

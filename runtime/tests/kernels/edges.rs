@@ -16,10 +16,10 @@ fn every_op_at_the_edges_of_its_dtypes() {
         let mut results: Vec<PlacedTensor> =
             case.rooms().iter().map(|p| PlacedTensor::dense(&p.tensor)).collect();
         let ended = call(&case.op, &operands, &mut results);
-        let found: Vec<Tensor> = results.iter().map(PlacedTensor::tensor).collect();
+        let tensors: Vec<Tensor> = results.iter().map(PlacedTensor::tensor).collect();
         match (&case.expected, ended) {
             (Ok(expected), Ok(())) => {
-                let pairs = found.iter().zip(expected);
+                let pairs = tensors.iter().zip(expected);
                 let differ = pairs.filter_map(|(found, expected)| case.agrees(found, &expected.tensor).err());
                 wrong.extend(differ.map(|e| format!("{}: {e}", case.name)));
             }

@@ -271,9 +271,9 @@ fn attention_rows_that_see_nothing_are_zero() {
 fn attention_passes_over_blocks_that_no_row_sees() {
     // Positions that the kernel would read are NaN wherever the window of 3 leaves nothing to see.
     let (l, s, window) = (1, 2000, 3);
-    let seen = |j: usize| (700..700 + window).contains(&j);
+    let is_visible = |j: usize| (700..700 + window).contains(&j);
     let k = floats(DType::F32, &[1, s, 1], &vec![0.0; s]);
-    let v: Vec<f64> = (0..s).map(|j| if seen(j) { j as f64 } else { f64::NAN }).collect();
+    let v: Vec<f64> = (0..s).map(|j| if is_visible(j) { j as f64 } else { f64::NAN }).collect();
     let bound = |side, add: i64, operand| AttentionBound {
         side,
         row: true,
@@ -284,8 +284,8 @@ fn attention_passes_over_blocks_that_no_row_sees() {
     let bounds = vec![bound(BoundSide::Below, window as i64, true), bound(BoundSide::From, 700, false)];
     let op = Op::Attention { scale: FloatAttribute(1.0), cap: None, bounds, sink: false, log_sum_exp: false };
     let operands = [floats(DType::F32, &[1, l, 1], &[1.0]), k, floats(DType::F32, &[1, s, 1], &v)];
-    let at = ints(DType::I32, &[1], &[700]);
-    let out = run_single(&op, &[&operands[..], &[at]].concat(), DType::F32, &[1, l, 1]);
+    let start = ints(DType::I32, &[1], &[700]);
+    let out = run_single(&op, &[&operands[..], &[start]].concat(), DType::F32, &[1, l, 1]);
     assert_floats(&out, &[701.0]);
 }
 
@@ -302,8 +302,9 @@ fn indices_stay_in_range() {
         assert_eq!(refused, Err(KernelError::Index { index: bad, axis: 0, extent: 3 }));
     }
     let pairs = Op::Index { axis: 0 };
-    let at = [ints(DType::I64, &[2, 1], &[0, 2]), ints(DType::I32, &[2], &[1, 0])];
-    let picked = run_single(&pairs, &[x.clone(), at[0].clone(), at[1].clone()], DType::F32, &[2, 2]);
+    let indices = [ints(DType::I64, &[2, 1], &[0, 2]), ints(DType::I32, &[2], &[1, 0])];
+    let picked =
+        run_single(&pairs, &[x.clone(), indices[0].clone(), indices[1].clone()], DType::F32, &[2, 2]);
     assert_floats(&picked, &[1.0, 0.0, 5.0, 4.0]);
     let gather = Op::GatherElements { axis: 1 };
     let picked = run_single(&gather, &[x, ints(DType::I64, &[2, 1], &[1, 0])], DType::F32, &[2, 1]);
@@ -330,12 +331,12 @@ fn scatters() {
     let ones = floats(DType::BF16, &[4, 1], &[1.0; 4]);
     // 257 is not representable in bf16: the sum must be rounded once.
     assert_floats(&run_single(&add, &[y, i64s(&[0, 0, 0, 0]), ones], DType::BF16, &[2, 1]), &[260.0, 0.0]);
-    let put = |accumulate| {
+    let index_put = |accumulate| {
         let op = Op::IndexPut { axis: 0, accumulate };
         run_single(&op, &[x.clone(), floats(DType::F32, &[1], &[5.0]), i64s(&[1, 1])], DType::F32, &[3])
     };
-    assert_floats(&put(false), &[1.0, 5.0, 3.0]);
-    assert_floats(&put(true), &[1.0, 12.0, 3.0]);
+    assert_floats(&index_put(false), &[1.0, 5.0, 3.0]);
+    assert_floats(&index_put(true), &[1.0, 12.0, 3.0]);
 }
 
 #[test]
@@ -357,8 +358,8 @@ fn sorting_is_stable_and_puts_nan_above() {
 fn movement() {
     let x = floats(DType::BF16, &[2, 2], &[1.0, 2.0, 3.0, 4.0]);
     let y = floats(DType::BF16, &[2, 1], &[5.0, 6.0]);
-    let both = run_single(&Op::Concat { axis: 1 }, &[x.clone(), y], DType::BF16, &[2, 3]);
-    assert_floats(&both, &[1.0, 2.0, 5.0, 3.0, 4.0, 6.0]);
+    let joined = run_single(&Op::Concat { axis: 1 }, &[x.clone(), y], DType::BF16, &[2, 3]);
+    assert_floats(&joined, &[1.0, 2.0, 5.0, 3.0, 4.0, 6.0]);
     let pad = Op::Pad { low: vec![Dim::from(-1), Dim::from(1)], value: Scalar::Int(9) };
     assert_floats(
         &run_single(&pad, std::slice::from_ref(&x), DType::BF16, &[2, 4]),
@@ -397,6 +398,6 @@ fn ops_without_kernels_are_refused_by_name() {
     assert_eq!(refused, Err(KernelError::NoKernel { op: "expand".into() }));
     let opaque = Op::Opaque { name: "aten.foo".into(), attributes: String::new() };
     assert!(matches!(run(&opaque, &[], &[(DType::F32, &[1])]), Err(KernelError::NoKernel { .. })));
-    let few = run(&Op::Binary(BinaryOp::Add), &[f32s(&[1.0])], &[(DType::F32, &[1])]);
-    assert!(matches!(few, Err(KernelError::Arity { .. })), "{few:?}");
+    let outcome = run(&Op::Binary(BinaryOp::Add), &[f32s(&[1.0])], &[(DType::F32, &[1])]);
+    assert!(matches!(outcome, Err(KernelError::Arity { .. })), "{outcome:?}");
 }

@@ -16,19 +16,19 @@ fn check(theme: &str, seed: u64) -> Result<(), TestCaseError> {
         case.operands.iter().map(|t| PlacedTensor::scattered(t, random)).collect();
     let mut results: Vec<PlacedTensor> =
         types.iter().map(|(d, shape)| PlacedTensor::room(*d, shape, random)).collect();
-    let found = call(&case.op, &operands, &mut results);
+    let outcome = call(&case.op, &operands, &mut results);
     let context = format!("{:?} on {:?} giving {types:?}", case.op, case.operands);
-    let expected = match (expected, found) {
+    let expected = match (expected, outcome) {
         (Some(expected), Ok(())) => expected,
         (None, Err(_)) => return Ok(()),
         (expected, found) => {
             return Err(TestCaseError::fail(format!("{context}: found {found:?}, expected {expected:?}")));
         }
     };
-    for (found, expected) in results.iter().zip(&expected) {
-        let agreed = agree(&found.tensor(), expected, case.scale);
+    for (actual, expected) in results.iter().zip(&expected) {
+        let agreed = agree(&actual.tensor(), expected, case.scale);
         prop_assert!(agreed.is_ok(), "{}: {}", context, agreed.unwrap_err());
-        prop_assert!(found.surroundings_are_untouched(), "{}: wrote beyond its result", context);
+        prop_assert!(actual.surroundings_are_untouched(), "{}: wrote beyond its result", context);
     }
     Ok(())
 }
@@ -45,8 +45,8 @@ fn check_bad_data(theme: &str, seed: u64) -> Result<(), TestCaseError> {
         let is_integer = matches!(tensor.dtype(), DType::I64 | DType::I32 | DType::U8);
         let bad = [0, 1, 7, 250, -1][random.below(5)];
         let elements = vec![bad; tensor.shape().iter().product()];
-        let other = Tensor::from_i64(tensor.dtype(), tensor.shape().to_vec(), &elements);
-        PlacedTensor::dense(&other.filter(|_| is_integer).unwrap_or_else(|| Tensor::clone(tensor)))
+        let replaced = Tensor::from_i64(tensor.dtype(), tensor.shape().to_vec(), &elements);
+        PlacedTensor::dense(&replaced.filter(|_| is_integer).unwrap_or_else(|| Tensor::clone(tensor)))
     });
     let operands: Vec<PlacedTensor> = spoilt.collect();
     let _ = call(&case.op, &operands, &mut results);

@@ -109,13 +109,13 @@ pub fn call(op: &Op, operands: &[PlacedTensor], results: &mut [PlacedTensor]) ->
     fn shaped(placed: &[PlacedTensor]) -> Vec<TensorLayout<'_>> {
         placed.iter().map(|p| (p.dtype, &p.shape[..], &p.layout.strides[..])).collect()
     }
-    let told = scratch_needs(op, &shaped(operands), &shaped(results));
+    let needs = scratch_needs(op, &shaped(operands), &shaped(results));
     let may_refuse = may_refuse_data(op, &shaped(operands));
-    let mut scratch = Scratch::with_needs(&told);
+    let mut scratch = Scratch::with_needs(&needs);
     let operands: Vec<TensorView<'_>> = operands.iter().map(PlacedTensor::view).collect();
     let mut results: Vec<TensorViewMut<'_>> = results.iter_mut().map(PlacedTensor::view_mut).collect();
     let done = compute_with(op, &operands, &mut results, &mut scratch);
-    assert!(scratch.bytes() <= told.bytes(), "{op:?} on {operands:?}: told {told:?}, taken {scratch:?}");
+    assert!(scratch.bytes() <= needs.bytes(), "{op:?} on {operands:?}: told {needs:?}, taken {scratch:?}");
     let refused = done.as_ref().err().and_then(KernelError::data_fault);
     assert!(may_refuse || refused.is_none(), "{op:?} on {operands:?}: {refused:?}");
     done

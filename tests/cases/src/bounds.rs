@@ -32,10 +32,10 @@ pub fn program(seed: u64) -> Graph {
 pub fn sizes(graph: &Graph) -> Vec<SymbolBindings> {
     let mut out = vec![SymbolBindings::new()];
     for (id, symbol) in graph.symbols.iter() {
-        let with = |of: &SymbolBindings, value| {
-            let mut of = of.clone();
-            of.set(id, value);
-            of
+        let with = |with_size: &SymbolBindings, value| {
+            let mut bindings = with_size.clone();
+            bindings.set(id, value);
+            bindings
         };
         out = out.iter().flat_map(|of| (symbol.min..=symbol.max).map(move |value| with(of, value))).collect();
     }
@@ -278,8 +278,8 @@ impl BoundsGrower {
                 self.builder.op("permute", Op::Permute { perm }, &[x])
             }
             3 => {
-                let all = shape.iter().cloned().fold(Dim::from(1), |a, b| a * b);
-                self.builder.reshape("flat", x, vec![all])
+                let elements = shape.iter().cloned().fold(Dim::from(1), |a, b| a * b);
+                self.builder.reshape("flat", x, vec![elements])
             }
             4 => {
                 let mut wide = shape.clone();
@@ -299,8 +299,8 @@ impl BoundsGrower {
 
     /// The last values are outputs; those of two ranks are added up.
     fn finish(mut self, r: &mut SplitMix) -> Graph {
-        let last: Vec<ValueId> = self.values.iter().rev().take(1 + r.below(2)).copied().collect();
-        for value in last {
+        let returned: Vec<ValueId> = self.values.iter().rev().take(1 + r.below(2)).copied().collect();
+        for value in returned {
             let mut value = value;
             if self.ranks > 1 {
                 let group = self.builder.group("all", GroupMembers::World);

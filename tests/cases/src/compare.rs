@@ -24,8 +24,8 @@ pub fn agree(found: &Tensor, expected: &Tensor, scale: f64) -> Result<(), String
     }
     if !found.dtype().is_float() {
         let (a, b) = (found.to_i64(), expected.to_i64());
-        let at = a.iter().zip(&b).position(|(a, b)| a != b);
-        return at.map_or(Ok(()), |i| Err(format!("element {i}: found {}, expected {}", a[i], b[i])));
+        let position = a.iter().zip(&b).position(|(a, b)| a != b);
+        return position.map_or(Ok(()), |i| Err(format!("element {i}: found {}, expected {}", a[i], b[i])));
     }
     let differs = |a: f64, b: f64| {
         let close = b.is_finite() && (a - b).abs() <= tolerance(found.dtype()) * b.abs().max(scale);
@@ -94,14 +94,14 @@ pub fn alike(op: &Op, found: &Tensor, expected: &Tensor) -> Result<(), String> {
         (false, DType::F16) => 2.0 * least(dtype),
         (false, _) => f64::from(f32::MIN_POSITIVE),
     };
-    let same = |a: f64, b: f64| {
+    let is_near = |a: f64, b: f64| {
         let near = b.is_finite() && (a - b).abs() <= tolerance(dtype) * b.abs() + slack;
         let zeros = !exact || a != 0.0 || b != 0.0 || a.is_sign_negative() == b.is_sign_negative();
         zeros && (near || a == b || a.is_nan() && b.is_nan())
     };
     let pairs = found.to_f64().into_iter().zip(expected.to_f64()).enumerate();
     let wrong: Vec<String> = pairs
-        .filter(|(_, (a, b))| !same(*a, *b))
+        .filter(|(_, (a, b))| !is_near(*a, *b))
         .map(|(i, (a, b))| format!("element {i}: found {a:e}, expected {b:e}"))
         .collect();
     match wrong.is_empty() {

@@ -61,11 +61,13 @@ pub fn program(seed: u64) -> IdiomProgram {
 
 /// All ranks, under two names and in reverse; halves; the ranks at equal places of the halves; pairs in turn; single ranks.
 fn groups(b: &mut GraphBuilder, ranks: u32) -> Vec<GroupId> {
-    let all: Vec<u32> = (0..ranks).collect();
-    let mut groups =
-        vec![b.group("w", GroupMembers::World), b.group("v", GroupMembers::Cells(vec![all.clone()]))];
-    groups.push(b.group("back", GroupMembers::Cells(vec![all.iter().rev().copied().collect()])));
-    groups.push(b.group("one", GroupMembers::Cells(all.iter().map(|&rank| vec![rank]).collect())));
+    let ranks_in_order: Vec<u32> = (0..ranks).collect();
+    let mut groups = vec![
+        b.group("w", GroupMembers::World),
+        b.group("v", GroupMembers::Cells(vec![ranks_in_order.clone()])),
+    ];
+    groups.push(b.group("back", GroupMembers::Cells(vec![ranks_in_order.iter().rev().copied().collect()])));
+    groups.push(b.group("one", GroupMembers::Cells(ranks_in_order.iter().map(|&rank| vec![rank]).collect())));
     if ranks.is_multiple_of(2) && ranks > 2 {
         let half = ranks / 2;
         let rows = vec![(0..half).collect(), (half..ranks).collect()];
@@ -88,8 +90,8 @@ struct IdiomGrower {
 
 impl IdiomGrower {
     fn finish(mut self) -> IdiomProgram {
-        let last = self.values.len().saturating_sub(3);
-        let mut returned: Vec<ValueId> = self.values[last..].to_vec();
+        let first_returned = self.values.len().saturating_sub(3);
+        let mut returned: Vec<ValueId> = self.values[first_returned..].to_vec();
         if self.r.one_in(3) {
             returned.push(self.r.pick(&self.values));
         }
@@ -119,8 +121,8 @@ impl IdiomGrower {
     /// Another value of the same type, if there is one.
     fn alike(&mut self, x: ValueId) -> ValueId {
         let ty = self.ty(x);
-        let all: Vec<ValueId> = self.values.iter().copied().filter(|&v| self.ty(v) == ty).collect();
-        self.r.pick(&all)
+        let candidates: Vec<ValueId> = self.values.iter().copied().filter(|&v| self.ty(v) == ty).collect();
+        self.r.pick(&candidates)
     }
 
     fn keep(&mut self, v: ValueId) -> Option<()> {
@@ -168,12 +170,12 @@ impl IdiomGrower {
     fn cast(&mut self, x: ValueId) -> Option<ValueId> {
         use DType::{BF16, F16, F32, F64, I32, I64, U8};
         let ty = self.ty(x);
-        let to = if ty.dtype.is_float() {
+        let dtype = if ty.dtype.is_float() {
             self.r.pick(&[F32, BF16, F16, F64])
         } else {
             self.r.pick(&[I32, I64, U8])
         };
-        self.b.op_as("t", Op::Cast, &[x], TensorType::new(to, ty.shape)).ok()
+        self.b.op_as("t", Op::Cast, &[x], TensorType::new(dtype, ty.shape)).ok()
     }
 
     /// A cast of a value, perhaps of its columns one after another, with its own shape in the end.
@@ -244,8 +246,8 @@ impl IdiomGrower {
         let op = self.reduction();
         let mut piece = self.collective(CollectiveKind::ReduceScatter(op), group, x)?;
         if self.r.one_in(3) {
-            let whole = self.collective(CollectiveKind::AllReduce(op), group, x)?;
-            self.keep(whole)?;
+            let reduced = self.collective(CollectiveKind::AllReduce(op), group, x)?;
+            self.keep(reduced)?;
         }
         for _ in 0..self.r.below(3) {
             piece = if self.r.one_in(3) { self.cast(piece)? } else { self.worked(piece)? };
@@ -254,8 +256,8 @@ impl IdiomGrower {
             self.keep(piece)?;
         }
         let group = if self.r.one_in(4) { self.r.pick(&self.groups) } else { group };
-        let whole = self.gather(group, piece)?;
-        self.keep(whole)
+        let gathered = self.gather(group, piece)?;
+        self.keep(gathered)
     }
 
     /// A collective with a cast in front of it or behind it, or both.
@@ -267,8 +269,8 @@ impl IdiomGrower {
             2 => CollectiveKind::AllToAll(AllToAllSplits::Even),
             3 => CollectiveKind::Broadcast { root: 0 },
             _ => {
-                let whole = self.gather(group, x)?;
-                let cast = self.cast_of_views(whole)?;
+                let gathered = self.gather(group, x)?;
+                let cast = self.cast_of_views(gathered)?;
                 return self.keep(cast);
             }
         };
@@ -317,7 +319,7 @@ impl IdiomGrower {
             CollectiveKind::ReduceScatter(op),
             CollectiveKind::AllToAll(AllToAllSplits::Even),
         ]);
-        let mut found = Vec::new();
+        let mut results = Vec::new();
         for _ in 0..2 + self.r.below(3) {
             let own = if self.r.one_in(2) { self.alike(x) } else { self.value() };
             let own = if self.r.one_in(3) { own } else { self.worked(own)? };
@@ -325,55 +327,56 @@ impl IdiomGrower {
                 CollectiveKind::AllGather => self.gather(group, own)?,
                 _ => self.collective(kind.clone(), group, own)?,
             };
-            found.push(if self.r.one_in(3) { self.worked(moved)? } else { moved });
+            results.push(if self.r.one_in(3) { self.worked(moved)? } else { moved });
         }
         if self.r.one_in(3) {
             let axis = self.r.below(2);
-            let all = self.b.op("cat", Op::Concat { axis }, &found).ok()?;
-            return self.keep(all);
+            let joined = self.b.op("cat", Op::Concat { axis }, &results).ok()?;
+            return self.keep(joined);
         }
-        found.into_iter().try_for_each(|v| self.keep(v))
+        results.into_iter().try_for_each(|v| self.keep(v))
     }
 
     /// A reduction or a part of a gathered value, gathered along one of its two axes.
     fn reduced_after_gather(&mut self, x: ValueId, group: GroupId) -> Option<()> {
         let n = Dim::from(i64::from(self.b.graph().group_size(group)?));
         let ty = self.ty(x);
-        let mut whole = self.gather(group, x)?;
+        let mut gathered = self.gather(group, x)?;
         if self.r.one_in(2) {
             // As the columns of one matrix.
             let [rows, columns] = <[Dim; 2]>::try_from(ty.shape.clone()).ok()?;
-            let pieces = self.b.reshape("p", whole, vec![n.clone(), rows.clone(), columns.clone()]).ok()?;
+            let pieces =
+                self.b.reshape("p", gathered, vec![n.clone(), rows.clone(), columns.clone()]).ok()?;
             let turned = self.b.op("p", Op::Permute { perm: vec![1, 0, 2] }, &[pieces]).ok()?;
-            whole = self.b.reshape("p", turned, vec![rows, columns * n]).ok()?;
+            gathered = self.b.reshape("p", turned, vec![rows, columns * n]).ok()?;
         }
         if self.r.one_in(3) {
-            whole = if self.r.one_in(2) { self.cast(whole)? } else { self.worked(whole)? };
+            gathered = if self.r.one_in(2) { self.cast(gathered)? } else { self.worked(gathered)? };
         }
         let axis = self.r.below(2);
         let (shape, least) =
-            (self.ty(whole).shape, self.ty(whole).shape[axis].bounds(&self.b.graph().symbols).0);
+            (self.ty(gathered).shape, self.ty(gathered).shape[axis].bounds(&self.b.graph().symbols).0);
         let reduce = |op| Op::Reduce { op, axes: vec![axis], keep: true };
         let v = match self.r.below(6) {
             0 | 1 if least > 0 => {
                 let op = self.r.pick(&[ArgOp::Max, ArgOp::Min]);
-                self.b.op("a", Op::ArgReduce { op, axis, keep: true }, &[whole]).ok()?
+                self.b.op("a", Op::ArgReduce { op, axis, keep: true }, &[gathered]).ok()?
             }
             2 if least > 0 => {
                 let op = self.r.pick(&[ReductionKind::Max, ReductionKind::Min]);
-                self.b.op("a", reduce(op), &[whole]).ok()?
+                self.b.op("a", reduce(op), &[gathered]).ok()?
             }
             3 => {
                 self.has_open_sums = true;
-                self.b.op("a", reduce(ReductionKind::Sum), &[whole]).ok()?
+                self.b.op("a", reduce(ReductionKind::Sum), &[gathered]).ok()?
             }
             _ if least > 0 => {
                 let start = shape[axis].clone() - Dim::from(1);
-                let mut part = TensorType::new(self.ty(whole).dtype, shape);
-                part.shape[axis] = Dim::from(1);
-                self.b.op_as("l", Op::Slice { axis, start, step: 1 }, &[whole], part).ok()?
+                let mut slice_type = TensorType::new(self.ty(gathered).dtype, shape);
+                slice_type.shape[axis] = Dim::from(1);
+                self.b.op_as("l", Op::Slice { axis, start, step: 1 }, &[gathered], slice_type).ok()?
             }
-            _ => whole,
+            _ => gathered,
         };
         self.keep(v)
     }
@@ -381,7 +384,7 @@ impl IdiomGrower {
     /// Collectives of what all ranks know: constants, and values with the same bits everywhere.
     fn known_everywhere(&mut self, x: ValueId, group: GroupId) -> Option<()> {
         let ty = self.ty(x);
-        let known = if self.r.one_in(2) {
+        let shared = if self.r.one_in(2) {
             let scalar = if ty.dtype.is_float() {
                 Scalar::Float(FloatAttribute(self.r.pick(&[0.0, -0.0, 1.5])))
             } else {
@@ -392,19 +395,19 @@ impl IdiomGrower {
             let op = self.reduction();
             self.collective(CollectiveKind::AllReduce(op), group, x)?
         };
-        let known = if self.r.one_in(2) { self.worked(known)? } else { known };
-        let again = if self.r.one_in(3) { self.r.pick(&self.groups) } else { group };
+        let shared = if self.r.one_in(2) { self.worked(shared)? } else { shared };
+        let second_group = if self.r.one_in(3) { self.r.pick(&self.groups) } else { group };
         let op = self.reduction();
         let v = match self.r.below(6) {
-            4 => self.b.op("d", Op::Shard { axis: 0, group: again }, &[known]).ok()?,
+            4 => self.b.op("d", Op::Shard { axis: 0, group: second_group }, &[shared]).ok()?,
             5 => {
-                let own = self.b.op("d", Op::Shard { axis: 0, group: again }, &[known]).ok()?;
+                let own = self.b.op("d", Op::Shard { axis: 0, group: second_group }, &[shared]).ok()?;
                 self.gather(group, own)?
             }
-            0 => self.collective(CollectiveKind::AllReduce(op), again, known)?,
-            1 => self.collective(CollectiveKind::Broadcast { root: 0 }, again, known)?,
-            2 => self.collective(CollectiveKind::ReduceScatter(op), again, known)?,
-            _ => self.gather(again, known)?,
+            0 => self.collective(CollectiveKind::AllReduce(op), second_group, shared)?,
+            1 => self.collective(CollectiveKind::Broadcast { root: 0 }, second_group, shared)?,
+            2 => self.collective(CollectiveKind::ReduceScatter(op), second_group, shared)?,
+            _ => self.gather(second_group, shared)?,
         };
         self.keep(v)
     }

@@ -87,18 +87,18 @@ pub(crate) fn list() -> Vec<OpCase> {
 /// with more rows or larger ids than fit.
 fn routes(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     let local = RouteScope::Local;
-    let at =
+    let position =
         |rank, ranks: u32| RouteScope::Position { rank, cell: (0..ranks).map(|rank| 2 * rank + 1).collect() };
     for (scope, dtype, tokens, slots, experts, align) in [
         (local.clone(), DType::I64, 7, 2, 6, 1),
         (local, DType::I32, 70, 3, 300, 8),
-        (at(1, 2), DType::I32, 18, 3, 8, 4),
-        (at(0, 4), DType::I64, 520, 4, 64, 1),
-        (at(2, 3), DType::I64, 600, 4, 12, 16),
-        (at(7, 8), DType::I64, 8, 8, 256, 1),
-        (at(1, 2), DType::I64, 8800, 8, 256, 128),
-        (at(0, 2), DType::I64, 0, 4, 16, 2),
-        (at(3, 4), DType::I64, 64, 6, 4096, 1),
+        (position(1, 2), DType::I32, 18, 3, 8, 4),
+        (position(0, 4), DType::I64, 520, 4, 64, 1),
+        (position(2, 3), DType::I64, 600, 4, 12, 16),
+        (position(7, 8), DType::I64, 8, 8, 256, 1),
+        (position(1, 2), DType::I64, 8800, 8, 256, 128),
+        (position(0, 2), DType::I64, 0, 4, 16, 2),
+        (position(3, 4), DType::I64, 64, 6, 4096, 1),
     ] {
         for layout in [RouteLayout::Expert, RouteLayout::Rank, RouteLayout::Batched] {
             let route = Route { experts, align, layout, scope: scope.clone() };
@@ -107,7 +107,7 @@ fn routes(r: &mut SplitMix, out: &mut Vec<OpCase>) {
         }
     }
     for layout in [RouteLayout::Expert, RouteLayout::Rank, RouteLayout::Batched] {
-        let route = Route { experts: 24, align: 8, layout, scope: at(1, 3) };
+        let route = Route { experts: 24, align: 8, layout, scope: position(1, 3) };
         // All tokens to one rank, and to no rank.
         for [low, high] in [[8, 16], [16, 24], [0, 0]] {
             let ids = random_ids(r, DType::I64, [60, 2], low, high);
@@ -169,13 +169,13 @@ fn products(r: &mut SplitMix, out: &mut Vec<OpCase>) {
             out.push(case(&name("column-major"), Op::MATMUL, columns, &[(dtype, &[m, n])], scale));
         }
     }
-    let few = [(1, 4096, 1000), (8, 1032, 200), (5, 257, 130), (30, 1416, 220), (16, 520, 3200)];
-    let more = [(40, 1032, 340), (9, 2504, 4096), (17, 1800, 6500), (64, 1160, 9600)];
+    let few_rows = [(1, 4096, 1000), (8, 1032, 200), (5, 257, 130), (30, 1416, 220), (16, 520, 3200)];
+    let more_rows = [(40, 1032, 340), (9, 2504, 4096), (17, 1800, 6500), (64, 1160, 9600)];
     // The last of these have odd numbers of eights, few lines, and stages that are filled again and again.
     let halves = [(33, 328, 700), (34, 328, 4600), (17, 136, 41), (25, 264, 80), (49, 4104, 890)];
     // Long K beside few columns.
     let narrow = [(1, 8200, 1000), (3, 8192, 130), (32, 4096, 256), (20, 16384, 72)];
-    let bf16 = few.into_iter().chain(more).chain(narrow).map(|extents| (DType::BF16, extents));
+    let bf16 = few_rows.into_iter().chain(more_rows).chain(narrow).map(|extents| (DType::BF16, extents));
     for (dtype, (m, k, n)) in bf16.chain(halves.map(|extents| (DType::F16, extents))) {
         let operands =
             vec![PlacedTensor::dense(tensor(r, dtype, &[m, k])), columns_first(tensor(r, dtype, &[k, n]))];
@@ -275,11 +275,11 @@ fn attentions(r: &mut SplitMix, out: &mut Vec<OpCase>) {
 fn kinds_of_bounds([b, l, s]: [usize; 3]) -> Vec<(&'static str, Vec<AttentionBound>, Vec<Tensor>)> {
     let (n, apart) = (s as i64, s as i64 - l as i64);
     let row = |side, add: i64| AttentionBound::relative_to_row(side, add);
-    let given =
+    let by_operand =
         |side, add: i64| AttentionBound { side, row: false, add: Dim::from(add), chunk: None, operand: true };
     let ints = |dtype, shape: &[usize], of: &dyn Fn(i64) -> i64| {
-        let all: Vec<i64> = (0..shape.iter().product::<usize>() as i64).map(of).collect();
-        of_ints(dtype, shape, &all)
+        let elements: Vec<i64> = (0..shape.iter().product::<usize>() as i64).map(of).collect();
+        of_ints(dtype, shape, &elements)
     };
     let lengths = |of: &dyn Fn(i64) -> i64| ints(DType::I32, &[b, 1, 1, 1], of);
     let places = ints(DType::I64, &[l, 1], &|i| (i * 7 + 3) % n);
@@ -300,12 +300,12 @@ fn kinds_of_bounds([b, l, s]: [usize; 3]) -> Vec<(&'static str, Vec<AttentionBou
             vec![AttentionBound { chunk: Some(64), ..row(BoundSide::Below, 0) }],
             vec![],
         ),
-        ("lengths", vec![given(BoundSide::Below, 0)], vec![lengths(&|i| n / 2 + 3 - i * n)]),
-        ("padded in front", vec![causal, given(BoundSide::From, 2)], vec![lengths(&|i| i * 9)]),
-        ("places in a cache", vec![given(BoundSide::Below, 1)], vec![places.clone()]),
+        ("lengths", vec![by_operand(BoundSide::Below, 0)], vec![lengths(&|i| n / 2 + 3 - i * n)]),
+        ("padded in front", vec![causal, by_operand(BoundSide::From, 2)], vec![lengths(&|i| i * 9)]),
+        ("places in a cache", vec![by_operand(BoundSide::Below, 1)], vec![places.clone()]),
         (
             "window of a cache",
-            vec![given(BoundSide::Below, 1), given(BoundSide::From, -30)],
+            vec![by_operand(BoundSide::Below, 1), by_operand(BoundSide::From, -30)],
             vec![places.clone(), places],
         ),
     ]
@@ -415,18 +415,18 @@ fn gradients(r: &mut SplitMix, out: &mut Vec<OpCase>) {
             let results: [(DType, &[usize]); 2] = [(dtype, &[h, l, f]), (DType::F32, &[h, l])];
             let name = format!("summed attention {dtype} {shape:?} {bounds:?}");
             let attention = case(&name, op(&bounds), operands.clone(), &results, 3.0);
-            let found = attention.expected.clone().expect("attention takes any data");
+            let attention_results = attention.expected.clone().expect("attention takes any data");
             out.push(attention);
             let gradient = PlacedTensor::dense(tensor(r, dtype, &[h, l, f]));
-            let operands = std::iter::once(gradient).chain(found).chain(operands).collect();
+            let operands = std::iter::once(gradient).chain(attention_results).chain(operands).collect();
             let results: [(DType, &[usize]); 3] =
                 [(dtype, &[h, l, e]), (dtype, &[g, s, e]), (dtype, &[g, s, f])];
             let op = Op::AttentionGradient { scale: FloatAttribute(0.1), bounds };
             let name = format!("attention gradient {dtype} {shape:?}");
-            let mut found = case(&name, op, operands, &results, 1.0);
-            let all = found.expected.iter().flatten().flat_map(|t| t.tensor.to_f64());
-            found.scale = Some(all.fold(1.0, |most, x| x.abs().max(most)));
-            out.push(found);
+            let mut gradient_case = case(&name, op, operands, &results, 1.0);
+            let elements = gradient_case.expected.iter().flatten().flat_map(|t| t.tensor.to_f64());
+            gradient_case.scale = Some(elements.fold(1.0, |most, x| x.abs().max(most)));
+            out.push(gradient_case);
         }
     }
 }
@@ -457,44 +457,38 @@ fn rows(r: &mut SplitMix, out: &mut Vec<OpCase>) {
             let x = || PlacedTensor::dense(tensor(&mut SplitMix(3), dtype, &shape));
             let w = PlacedTensor::dense(tensor(r, dtype, tail));
             let b = PlacedTensor::dense(tensor(r, dtype, tail));
-            let same: &[(DType, &[usize])] = &[(dtype, &shape)];
+            let ty: &[(DType, &[usize])] = &[(dtype, &shape)];
             let rms = |round_first| Op::RmsNorm { axes: 1, eps: FloatAttribute(1e-5), round_first };
-            out.push(case(
-                &format!("rms_norm {dtype} {shape:?}"),
-                rms(false),
-                vec![x(), w.clone()],
-                same,
-                4.0,
-            ));
+            out.push(case(&format!("rms_norm {dtype} {shape:?}"), rms(false), vec![x(), w.clone()], ty, 4.0));
             out.push(case(
                 &format!("rms_norm {dtype} {shape:?} rounded first"),
                 rms(true),
                 vec![x(), w.clone()],
-                same,
+                ty,
                 8.0,
             ));
             let layer = Op::LayerNorm { axes: 1, eps: FloatAttribute(1e-5) };
-            out.push(case(&format!("layer_norm {dtype} {shape:?}"), layer, vec![x(), w, b], same, 4.0));
+            out.push(case(&format!("layer_norm {dtype} {shape:?}"), layer, vec![x(), w, b], ty, 4.0));
             for axis in [0, 1] {
                 let op = Op::Softmax { axis, log: axis == 0 };
-                out.push(case(&format!("softmax {dtype} {shape:?} axis {axis}"), op, vec![x()], same, 1.0));
-                let kept = [shape[1 - axis]];
+                out.push(case(&format!("softmax {dtype} {shape:?} axis {axis}"), op, vec![x()], ty, 1.0));
+                let kept_axis = [shape[1 - axis]];
                 for op in [ReductionKind::Sum, ReductionKind::Max, ReductionKind::Mean] {
                     let name = format!("{op} {dtype} {shape:?} axis {axis}");
                     let reduce = Op::Reduce { op, axes: vec![axis], keep: false };
-                    out.push(case(&name, reduce, vec![x()], &[(dtype, &kept)], shape[axis] as f64));
+                    out.push(case(&name, reduce, vec![x()], &[(dtype, &kept_axis)], shape[axis] as f64));
                 }
                 let arg = Op::ArgReduce { op: ArgOp::Max, axis, keep: false };
                 out.push(case(
                     &format!("argmax {dtype} {shape:?} axis {axis}"),
                     arg,
                     vec![x()],
-                    &[(DType::I64, &kept)],
+                    &[(DType::I64, &kept_axis)],
                     1.0,
                 ));
                 let name = format!("cumsum {dtype} {shape:?} axis {axis}");
                 let scale = shape[axis] as f64;
-                out.push(case(&name, Op::CumSum { axis }, vec![x()], same, scale));
+                out.push(case(&name, Op::CumSum { axis }, vec![x()], ty, scale));
             }
         }
     }
@@ -505,7 +499,7 @@ fn few_rows(out: &mut Vec<OpCase>) {
     for dtype in [DType::BF16, DType::F32, DType::I32, DType::Bool] {
         for (axes, shape) in [(vec![0, 1], [200, 96]), (vec![0], [2048, 40])] {
             let x = || PlacedTensor::dense(tensor(&mut SplitMix(5), dtype, &shape));
-            let kept: Vec<usize> = (0..2).filter(|a| !axes.contains(a)).map(|a| shape[a]).collect();
+            let kept_shape: Vec<usize> = (0..2).filter(|a| !axes.contains(a)).map(|a| shape[a]).collect();
             let count = axes.iter().map(|&a| shape[a]).product::<usize>() as f64;
             let ops = match dtype {
                 DType::Bool => vec![
@@ -521,7 +515,7 @@ fn few_rows(out: &mut Vec<OpCase>) {
             for (op, to) in ops {
                 let name = format!("{op} {dtype} {shape:?} all of few rows {axes:?}");
                 let reduce = Op::Reduce { op, axes: axes.clone(), keep: false };
-                out.push(case(&name, reduce, vec![x()], &[(to, &kept)], count));
+                out.push(case(&name, reduce, vec![x()], &[(to, &kept_shape)], count));
             }
         }
     }
@@ -540,15 +534,15 @@ fn others(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     for dtype in [DType::BF16, DType::F32, DType::I64] {
         for n in [64, 1000, 4096, 5000, 20_000] {
             let x = PlacedTensor::dense(tensor(r, dtype, &[3, n]));
-            let both: &[(DType, &[usize])] = &[(dtype, &[3, n]), (DType::I64, &[3, n])];
+            let types: &[(DType, &[usize])] = &[(dtype, &[3, n]), (DType::I64, &[3, n])];
             let sort = Op::Sort { axis: 1, descending: n % 3 == 0 };
-            out.push(case(&format!("sort {dtype} {n}"), sort, vec![x.clone()], both, 1.0));
-            let few: &[(DType, &[usize])] = &[(dtype, &[3, 8]), (DType::I64, &[3, 8])];
+            out.push(case(&format!("sort {dtype} {n}"), sort, vec![x.clone()], types, 1.0));
+            let few_types: &[(DType, &[usize])] = &[(dtype, &[3, 8]), (DType::I64, &[3, 8])];
             out.push(case(
                 &format!("topk {dtype} {n}"),
                 Op::TopK { axis: 1, largest: true },
                 vec![x],
-                few,
+                few_types,
                 1.0,
             ));
         }
@@ -570,32 +564,32 @@ fn others(r: &mut SplitMix, out: &mut Vec<OpCase>) {
 fn moved(r: &mut SplitMix, dtype: DType, out: &mut Vec<OpCase>) {
     let x = tensor(r, dtype, &[300, 1500]);
     let y = tensor(r, dtype, &[300, 1500]);
-    let same: &[(DType, &[usize])] = &[(dtype, &[300, 1500])];
+    let ty: &[(DType, &[usize])] = &[(dtype, &[300, 1500])];
     let add = Op::Binary(BinaryOp::Add);
     out.push(case(
         &format!("add {dtype}"),
         add.clone(),
         vec![PlacedTensor::dense(x.clone()), PlacedTensor::dense(y.clone())],
-        same,
+        ty,
         1.0,
     ));
     out.push(case(
         &format!("transposed add {dtype}"),
         add.clone(),
         vec![PlacedTensor::dense(x.clone()), columns_first(y)],
-        same,
+        ty,
         1.0,
     ));
-    out.push(case(&format!("transposed copy {dtype}"), Op::Copy, vec![columns_first(x.clone())], same, 1.0));
+    out.push(case(&format!("transposed copy {dtype}"), Op::Copy, vec![columns_first(x.clone())], ty, 1.0));
     let row = PlacedTensor::dense(tensor(r, dtype, &[1500]));
-    out.push(case(&format!("add a row {dtype}"), add, vec![PlacedTensor::dense(x.clone()), row], same, 1.0));
-    let at = PlacedTensor::dense(indices(r, &[70], 300));
-    let taken: &[(DType, &[usize])] = &[(dtype, &[70, 1500])];
+    out.push(case(&format!("add a row {dtype}"), add, vec![PlacedTensor::dense(x.clone()), row], ty, 1.0));
+    let positions = PlacedTensor::dense(indices(r, &[70], 300));
+    let results_taken: &[(DType, &[usize])] = &[(dtype, &[70, 1500])];
     out.push(case(
         &format!("take {dtype}"),
         Op::Take { axis: 0 },
-        vec![PlacedTensor::dense(x.clone()), at.clone()],
-        taken,
+        vec![PlacedTensor::dense(x.clone()), positions.clone()],
+        results_taken,
         1.0,
     ));
     let src = PlacedTensor::dense(tensor(r, dtype, &[70, 1500]));
@@ -603,10 +597,16 @@ fn moved(r: &mut SplitMix, dtype: DType, out: &mut Vec<OpCase>) {
     out.push(case(
         &format!("index_add {dtype}"),
         add,
-        vec![PlacedTensor::dense(x.clone()), at.clone(), src.clone()],
-        same,
+        vec![PlacedTensor::dense(x.clone()), positions.clone(), src.clone()],
+        ty,
         20.0,
     ));
-    let put = Op::IndexPut { axis: 0, accumulate: false };
-    out.push(case(&format!("index_put {dtype}"), put, vec![PlacedTensor::dense(x), src, at], same, 1.0));
+    let index_put = Op::IndexPut { axis: 0, accumulate: false };
+    out.push(case(
+        &format!("index_put {dtype}"),
+        index_put,
+        vec![PlacedTensor::dense(x), src, positions],
+        ty,
+        1.0,
+    ));
 }

@@ -43,13 +43,13 @@ impl ElementLayout {
     /// Elements from the start of the memory to behind the last of a tensor of this shape; at least 1 behind the
     /// offset.
     pub fn extent(&self, shape: &[usize]) -> usize {
-        let last = shape.iter().zip(&self.strides).map(|(&n, &s)| n.saturating_sub(1) * s as usize);
-        self.offset + last.sum::<usize>() + 1
+        let last_offsets = shape.iter().zip(&self.strides).map(|(&n, &s)| n.saturating_sub(1) * s as usize);
+        self.offset + last_offsets.sum::<usize>() + 1
     }
 
     /// The places of all elements of a tensor of this shape in row-major order, in elements.
     pub fn places(&self, shape: &[usize]) -> Vec<usize> {
-        let at = |mut i: usize| {
+        let place_of = |mut i: usize| {
             let mut element = self.offset;
             for (&extent, &stride) in shape.iter().zip(&self.strides).rev() {
                 element += i % extent * stride as usize;
@@ -57,7 +57,7 @@ impl ElementLayout {
             }
             element
         };
-        (0..shape.iter().product()).map(at).collect()
+        (0..shape.iter().product()).map(place_of).collect()
     }
 }
 

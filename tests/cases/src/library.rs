@@ -54,8 +54,8 @@ impl HostLibrary {
     pub fn symbol(&self, name: &str) -> *const c_void {
         let text = CString::new(name).expect("a name");
         // SAFETY: the library stays loaded.
-        let at = unsafe { libc::dlsym(self.0, text.as_ptr()) };
-        assert!(!at.is_null(), "{name}");
-        at
+        let address = unsafe { libc::dlsym(self.0, text.as_ptr()) };
+        assert!(!address.is_null(), "{name}");
+        address
     }
 }

@@ -44,8 +44,8 @@ mod tests {
 
     #[test]
     fn only_an_infinity_is_near_an_infinity() {
-        let one = |x| Tensor::from_f64(DType::F32, [1], &[x]).expect("one number");
-        let is_near = |a, b| near(&one(a), &one(b)).is_ok();
+        let tensor_of = |x| Tensor::from_f64(DType::F32, [1], &[x]).expect("one number");
+        let is_near = |a, b| near(&tensor_of(a), &tensor_of(b)).is_ok();
         assert!(
             is_near(f64::INFINITY, f64::INFINITY) && is_near(f64::NAN, f64::NAN) && is_near(1.00005, 1.0)
         );

@@ -220,8 +220,8 @@ fn grouped_matmul(r: &mut SplitMix) -> OpDraft {
 
 /// Where groups of rows end: some are empty, and some rows are in none.
 pub(crate) fn ends(r: &mut SplitMix, groups: usize, rows: usize) -> Tensor {
-    let most = if r.one_in(2) { rows } else { r.below(rows + 1) };
-    let mut ends: Vec<i64> = (0..groups).map(|_| r.below(most + 1) as i64).collect();
+    let limit = if r.one_in(2) { rows } else { r.below(rows + 1) };
+    let mut ends: Vec<i64> = (0..groups).map(|_| r.below(limit + 1) as i64).collect();
     ends.sort_unstable();
     of(Tensor::from_i64(r.pick(&[DType::I32, DType::I64]), [groups], &ends))
 }
@@ -319,8 +319,8 @@ fn bounded_attention(r: &mut SplitMix) -> OpDraft {
             let far = r.pick(&[i64::MIN, i64::MAX]);
             let dtype = r.pick(&[DType::I32, DType::I64]);
             let far = if dtype == DType::I32 { far >> 32 } else { far };
-            let one = |r: &mut SplitMix| if r.one_in(30) { far } else { near(r) };
-            let positions: Vec<i64> = (0..shape.iter().product()).map(|_| one(r)).collect();
+            let position = |r: &mut SplitMix| if r.one_in(30) { far } else { near(r) };
+            let positions: Vec<i64> = (0..shape.iter().product()).map(|_| position(r)).collect();
             draft.operands.push(of(Tensor::from_i64(dtype, shape, &positions)));
         }
         bounds.push(bound);
@@ -377,8 +377,8 @@ pub(crate) fn gradient_of(
         None => op,
     };
     let mut draft = case(op, operands);
-    let all = draft.expected().into_iter().flatten().flat_map(|t| t.to_f64());
-    draft.scale = all.fold(1.0, |most, x| x.abs().max(most));
+    let elements = draft.expected().into_iter().flatten().flat_map(|t| t.to_f64());
+    draft.scale = elements.fold(1.0, |most, x| x.abs().max(most));
     draft
 }
 
@@ -399,14 +399,14 @@ fn with_random_sink(r: &mut SplitMix, mut draft: OpDraft) -> OpDraft {
 
 fn rotary(r: &mut SplitMix) -> OpDraft {
     let (rows, dtype) = (shape(r, 0, 3), r.pick(&FLOAT_DTYPES));
-    let most = if r.one_in(3) { 20 } else { 4 };
-    let width = 2 * (1 + r.below(most));
-    let rest = if r.one_in(2) { 0 } else { r.below(9) };
+    let limit = if r.one_in(3) { 20 } else { 4 };
+    let width = 2 * (1 + r.below(limit));
+    let tail = if r.one_in(2) { 0 } else { r.below(9) };
     let numbers = if r.one_in(2) { width } else { width / 2 };
     let wider: Vec<DType> =
         FLOAT_DTYPES.into_iter().filter(|d| *d == dtype || d.size() > dtype.size()).collect();
     let number_dtype = if r.one_in(2) { dtype } else { r.pick(&wider) };
-    let x = tensor(r, dtype, &[&rows[..], &[width + rest]].concat());
+    let x = tensor(r, dtype, &[&rows[..], &[width + tail]].concat());
     let numbers = [narrower(r, &rows), vec![numbers]].concat();
     let angles = [0, 1].map(|_| tensor(r, number_dtype, &numbers));
     let op = Op::RotaryEmbedding { width, interleaved: r.one_in(2) };
@@ -421,40 +421,41 @@ fn indexing(r: &mut SplitMix) -> OpDraft {
     let n = s[axis];
     match r.below(6) {
         0 => {
-            let at = if n == 0 { vec![0] } else { shape(r, 0, 2) };
-            case(Op::Take { axis }, vec![x, indices(r, &at, n)])
+            let index_shape = if n == 0 { vec![0] } else { shape(r, 0, 2) };
+            case(Op::Take { axis }, vec![x, indices(r, &index_shape, n)])
         }
         1 | 2 => {
             let axes = 1 + r.below(s.len() - axis);
             let none = s[axis..axis + axes].contains(&0);
-            let at = if none { vec![0] } else { shape(r, 0, 2) };
+            let index_shape = if none { vec![0] } else { shape(r, 0, 2) };
             let list: Vec<Tensor> = (0..axes)
                 .map(|i| {
-                    let narrow = if i == 0 { at.clone() } else { narrower(r, &at) };
+                    let narrow = if i == 0 { index_shape.clone() } else { narrower(r, &index_shape) };
                     indices(r, &narrow, s[axis + i])
                 })
                 .collect();
             if r.one_in(2) {
                 return case(Op::Index { axis }, std::iter::once(x).chain(list).collect());
             }
-            let full = [&s[..axis], &at, &s[axis + axes..]].concat();
+            let full = [&s[..axis], &index_shape, &s[axis + axes..]].concat();
             let src = narrower(r, &full);
             let src = tensor(r, dtype, &src);
             let op = Op::IndexPut { axis, accumulate: dtype != DType::Bool && r.one_in(2) };
             case(op, [x, src].into_iter().chain(list).collect()).scaled(20.0)
         }
         3 => {
-            let at = smaller(r, &s, axis);
-            case(Op::GatherElements { axis }, vec![x, indices(r, &at, n)])
+            let index_shape = smaller(r, &s, axis);
+            case(Op::GatherElements { axis }, vec![x, indices(r, &index_shape, n)])
         }
         4 => {
-            let at = smaller(r, &s, axis);
-            let index = indices(r, &at, n);
+            let index_shape = smaller(r, &s, axis);
+            let index = indices(r, &index_shape, n);
             let mut combine = r.one_in(2).then(|| r.pick(ReductionKind::ALL));
             if dtype == DType::Bool {
                 combine = None;
             }
-            case(Op::ScatterElements { axis, combine }, vec![x, index, tensor(r, dtype, &at)]).scaled(100.0)
+            case(Op::ScatterElements { axis, combine }, vec![x, index, tensor(r, dtype, &index_shape)])
+                .scaled(100.0)
         }
         _ => {
             let mut src = s.clone();
@@ -499,16 +500,16 @@ fn movement(r: &mut SplitMix) -> OpDraft {
         }
         3 => {
             let low: Vec<i64> = s.iter().map(|&n| r.below(5) as i64 - 2.min(n as i64)).collect();
-            let to: Vec<usize> =
+            let extents: Vec<usize> =
                 s.iter().zip(&low).map(|(&n, &l)| (n as i64 + l).max(0) as usize + r.below(3)).collect();
             let op = Op::Pad { low: low.into_iter().map(Dim::from).collect(), value: Scalar::Int(1) };
-            case(op, vec![x]).giving(dtype, &to)
+            case(op, vec![x]).giving(dtype, &extents)
         }
         4 => {
             let n: usize = s.iter().product();
             let divisor = (1..=n).rev().filter(|d| n.is_multiple_of(*d)).nth(r.below(4)).unwrap_or(1);
-            let to = if n == 0 { vec![0, 3] } else { vec![divisor, n / divisor] };
-            case(Op::Reshape, vec![x]).giving(dtype, &to)
+            let extents = if n == 0 { vec![0, 3] } else { vec![divisor, n / divisor] };
+            case(Op::Reshape, vec![x]).giving(dtype, &extents)
         }
         5 => case(Op::Copy, vec![x]),
         6 => {

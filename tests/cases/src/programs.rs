@@ -71,13 +71,13 @@ impl RankMesh {
         let shape = r.pick(&SHAPES);
         let ranks: usize = shape.iter().product();
         debug_assert!(ranks <= RANKS);
-        let mut at: Vec<u32> = (0..ranks as u32).collect();
+        let mut order: Vec<u32> = (0..ranks as u32).collect();
         if r.one_in(2) {
-            shuffle(r, &mut at);
+            shuffle(r, &mut order);
         }
         let mut groups = vec![];
         for axes in 1..1usize << shape.len() {
-            let mut cells = cells_of(shape, axes, &at);
+            let mut cells = cells_of(shape, axes, &order);
             if r.one_in(4) {
                 shuffle(r, &mut cells);
             }
@@ -90,7 +90,7 @@ impl RankMesh {
             groups.push(GroupMembers::World);
         }
         if r.one_in(4) {
-            groups.push(GroupMembers::Cells(at.iter().map(|&rank| vec![rank]).collect()));
+            groups.push(GroupMembers::Cells(order.iter().map(|&rank| vec![rank]).collect()));
         }
         if let (true, Some(GroupMembers::Cells(cells))) = (r.one_in(3), groups.first()) {
             let reversed = cells.iter().map(|cell| cell.iter().rev().copied().collect());
@@ -154,9 +154,17 @@ impl ProgramGrower {
         let main = r.pick(&[DType::I64, DType::I32, DType::I64, DType::U8, DType::F32, DType::BF16]);
         let dtypes =
             vec![main, main, main, r.pick(&[DType::I64, DType::F32, DType::Bool, DType::F16, DType::F64])];
-        let most = if r.one_in(10) { 1 << 19 } else { 1 << 13 };
-        let mut grower =
-            ProgramGrower { b, values: vec![], extents, groups, dtypes, most, variants, sizes: vec![] };
+        let max_elements = if r.one_in(10) { 1 << 19 } else { 1 << 13 };
+        let mut grower = ProgramGrower {
+            b,
+            values: vec![],
+            extents,
+            groups,
+            dtypes,
+            most: max_elements,
+            variants,
+            sizes: vec![],
+        };
         (0..2 + r.below(4)).for_each(|i| grower.input(r, i));
         grower
     }
@@ -226,9 +234,9 @@ impl ProgramGrower {
     /// Another value of the same type, or this one.
     fn alike(&self, r: &mut SplitMix, x: ValueId) -> ValueId {
         let ty = self.ty(x);
-        let all: Vec<ValueId> =
+        let candidates: Vec<ValueId> =
             self.values.iter().copied().filter(|&v| *self.b.graph().ty(v) == ty).collect();
-        if all.is_empty() { x } else { r.pick(&all) }
+        if candidates.is_empty() { x } else { r.pick(&candidates) }
     }
 
     fn collective(&mut self, r: &mut SplitMix, x: ValueId) -> Option<Vec<ValueId>> {
@@ -369,15 +377,15 @@ impl ProgramGrower {
             return self.b.op("shard", op, &[x]).ok().map(|v| vec![v]);
         }
         let n = ty.shape.get(axis)?.clone();
-        let least = n.bounds(&self.b.graph().symbols).0;
+        let min_extent = n.bounds(&self.b.graph().symbols).0;
         let (start, extent, step) = match r.below(4) {
-            0 if least >= 1 => (n - Dim::from(1), Dim::from(1), 1),
-            1 if least >= 2 => (Dim::from(1), n - Dim::from(1), 1),
+            0 if min_extent >= 1 => (n - Dim::from(1), Dim::from(1), 1),
+            1 if min_extent >= 2 => (Dim::from(1), n - Dim::from(1), 1),
             2 => (Dim::from(r.below(2) as i64), n.exact_div(&Dim::from(2))?, 2),
             _ => {
-                let parts = Dim::from(r.pick(&[2, 3, 4]));
-                let part = n.exact_div(&parts)?;
-                (part.clone() * Dim::from(r.below(2) as i64), part, 1)
+                let divisor = Dim::from(r.pick(&[2, 3, 4]));
+                let piece = n.exact_div(&divisor)?;
+                (piece.clone() * Dim::from(r.below(2) as i64), piece, 1)
             }
         };
         ty.shape[axis] = extent;
@@ -388,7 +396,7 @@ impl ProgramGrower {
         let ty = self.ty(x);
         let rank = ty.rank();
         let mut shape = ty.shape.clone();
-        let at = r.below(rank);
+        let axis = r.below(rank);
         match r.below(5) {
             0 if rank > 1 => {
                 let mut perm: Vec<usize> = (0..rank).collect();
@@ -398,9 +406,9 @@ impl ProgramGrower {
             1 if rank < 4 => shape.insert(r.below(rank + 1), Dim::from(1)),
             2 => shape = vec![ty.numel()],
             3 => {
-                let half = shape.get(at)?.exact_div(&Dim::from(2))?;
-                shape[at] = half;
-                shape.insert(at + r.below(2), Dim::from(2));
+                let half = shape.get(axis)?.exact_div(&Dim::from(2))?;
+                shape[axis] = half;
+                shape.insert(axis + r.below(2), Dim::from(2));
             }
             _ => {
                 let new = r.pick(&[2, 3]);
@@ -490,15 +498,15 @@ impl ProgramGrower {
 
     /// Rows of two values at the same positions of others, all in order or all at the first.
     fn stored(&mut self, r: &mut SplitMix, x: ValueId) -> Option<Vec<ValueId>> {
-        let at = TensorType::new(DType::I64, vec![self.ty(x).shape.first()?.clone()]);
+        let positions_type = TensorType::new(DType::I64, vec![self.ty(x).shape.first()?.clone()]);
         let op = Op::Iota { start: 0, step: r.below(2) as i64 };
-        let at = self.b.op_as("at", op, &[], at).ok()?;
-        let mut put = || {
+        let positions = self.b.op_as("at", op, &[], positions_type).ok()?;
+        let mut store = || {
             let (into, source) = (self.alike(r, x), self.alike(r, x));
             let op = Op::IndexPut { axis: 0, accumulate: false };
-            self.b.op("put", op, &[into, source, at]).ok()
+            self.b.op("put", op, &[into, source, positions]).ok()
         };
-        Some(vec![put()?, put()?])
+        Some(vec![store()?, store()?])
     }
 
     /// Reductions and paddings.
@@ -508,8 +516,8 @@ impl ProgramGrower {
         let extent = ty.shape.get(axis)?.clone();
         let added = match r.below(3) {
             0 => {
-                let least = extent.bounds(&self.b.graph().symbols).0;
-                let op = if least > 0 {
+                let min_extent = extent.bounds(&self.b.graph().symbols).0;
+                let op = if min_extent > 0 {
                     r.pick(&[ReductionKind::Max, ReductionKind::Sum])
                 } else {
                     ReductionKind::Sum
@@ -545,11 +553,11 @@ impl ProgramGrower {
                 (wide == ty.shape).then(|| self.b.op("n", Op::Select, &[less, x, y]))?
             }
             4 => {
-                let to = match ty.dtype.is_float() {
+                let dtype = match ty.dtype.is_float() {
                     true => r.pick(&[DType::F32, DType::BF16, DType::F64]),
                     false => r.pick(&[DType::I64, DType::I32, DType::F32]),
                 };
-                self.b.op_as("n", Op::Cast, &[x], TensorType::new(to, ty.shape))
+                self.b.op_as("n", Op::Cast, &[x], TensorType::new(dtype, ty.shape))
             }
             _ => {
                 let op = r.pick(&[BinaryOp::Add, BinaryOp::Sub, BinaryOp::Max, BinaryOp::Min, BinaryOp::Mul]);
@@ -563,9 +571,9 @@ impl ProgramGrower {
 
     /// Returns the last values and a few others; some inputs are replaced.
     fn finish(mut self, mut r: SplitMix) -> Graph {
-        let last = self.values.len() - 1;
+        let last_value = self.values.len() - 1;
         for back in 0..1 + r.below(3) {
-            self.b.output(self.values[last.saturating_sub(back)]);
+            self.b.output(self.values[last_value.saturating_sub(back)]);
         }
         if r.one_in(3) {
             let any = r.pick(&self.values);

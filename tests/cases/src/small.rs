@@ -59,8 +59,8 @@ fn failing() -> Vec<OpCase> {
     let scatter = Op::ScatterElements { axis: 0, combine: None };
     out.push(make("scatter", scatter, vec![x(), two(), src()], index(-9)));
     out.push(make("index_add", Op::IndexAdd { axis: 0 }, vec![x(), ints(&[1], &[5]), src()], index(5)));
-    let put = Op::IndexPut { axis: 0, accumulate: false };
-    out.push(make("index_put", put, vec![x(), src(), ints(&[1], &[-5])], index(-5)));
+    let index_put = Op::IndexPut { axis: 0, accumulate: false };
+    out.push(make("index_put", index_put, vec![x(), src(), ints(&[1], &[-5])], index(-5)));
     for (end, bad) in [(1, [2, 1, 3]), (-1, [-1, 2, 3]), (4, [0, 4, 4]), (i64::MIN, [3, i64::MIN, i64::MAX])]
     {
         let y = PlacedTensor::dense(of(Tensor::from_f64(DType::F32, [3, 2, 1], &[1.0; 6])));

@@ -54,7 +54,7 @@ fn range(dtype: DType) -> (f64, f64) {
 /// The values of a dtype that behave otherwise than their neighbours.
 fn floats(dtype: DType) -> Vec<f64> {
     let (max, min) = range(dtype);
-    let least = match dtype {
+    let smallest = match dtype {
         DType::F16 => 2f64.powi(-24),
         DType::BF16 => 2f64.powi(-133),
         DType::F32 => 2f64.powi(-149),
@@ -62,9 +62,22 @@ fn floats(dtype: DType) -> Vec<f64> {
     };
     let mut out = vec![f64::NAN];
     let large = if dtype == DType::F16 { 3e4 } else { 1e20 };
-    for x in
-        [0.0, 1.0, 2.0, 0.5, 2.5, 3.0, 100.0, large, 1.0 / large, max, max / 2.0, min, least, 3.0 * least]
-    {
+    for x in [
+        0.0,
+        1.0,
+        2.0,
+        0.5,
+        2.5,
+        3.0,
+        100.0,
+        large,
+        1.0 / large,
+        max,
+        max / 2.0,
+        min,
+        smallest,
+        3.0 * smallest,
+    ] {
         out.extend([x, -x]);
     }
     out.extend([f64::INFINITY, f64::NEG_INFINITY]);
@@ -154,8 +167,8 @@ fn transposed(x: &Tensor) -> Tensor {
     let [rows, columns] = [x.shape()[0], x.shape()[1]];
     let size = x.dtype().size();
     let element = |i: usize| {
-        let at = (i % rows) * columns + i / rows;
-        x.data()[at * size..(at + 1) * size].to_vec()
+        let start = (i % rows) * columns + i / rows;
+        x.data()[start * size..(start + 1) * size].to_vec()
     };
     of(Tensor::new(x.dtype(), [columns, rows], (0..rows * columns).flat_map(element).collect()))
 }
@@ -168,9 +181,9 @@ fn elementwise(dtype: DType, out: &mut Vec<OpDraft>) {
     for &op in BinaryOp::ALL {
         let column = tensor(dtype, &[n, 1], &values);
         out.push(OpDraft::new(Op::Binary(op), vec![column.clone(), x.clone()]));
-        let other = values.without_zero();
-        let other = tensor(dtype, &[other.len()], &other);
-        out.push(OpDraft::new(Op::Binary(op), vec![column, other]));
+        let divisors = values.without_zero();
+        let divisors = tensor(dtype, &[divisors.len()], &divisors);
+        out.push(OpDraft::new(Op::Binary(op), vec![column, divisors]));
         for scalar in scalars(dtype) {
             for scalar_left in [false, true] {
                 out.push(OpDraft::new(Op::BinaryScalar { op, scalar, scalar_left }, vec![x.clone()]));
@@ -281,16 +294,20 @@ fn attention(dtype: DType, out: &mut Vec<OpDraft>) {
     // The last rows of keys and values are hidden from some rows by the masks, the first are not.
     for (value, last) in floats(dtype).into_iter().flat_map(|value| [(value, false), (value, true)]) {
         for which in 0..4 {
-            let part = |index: usize, shape: &[usize]| {
+            let operand = |index: usize, shape: &[usize]| {
                 let mut elements = vec![0.5; shape.iter().product()];
                 if index == which {
-                    let at = if last { elements.len() - 1 } else { 1 };
-                    elements[at] = value;
+                    let position = if last { elements.len() - 1 } else { 1 };
+                    elements[position] = value;
                 }
                 of(Tensor::from_f64(dtype, shape, &elements))
             };
-            let operands =
-                vec![part(0, &[1, l, e]), part(1, &[1, s, e]), part(2, &[1, s, e]), part(3, &[1, l, s])];
+            let operands = vec![
+                operand(0, &[1, l, e]),
+                operand(1, &[1, s, e]),
+                operand(2, &[1, s, e]),
+                operand(3, &[1, l, s]),
+            ];
             for causal in [false, true] {
                 let op = Op::Attention {
                     scale: FloatAttribute(0.25),

@@ -23,7 +23,7 @@ fn rows(r: &mut SplitMix, out: &mut Vec<OpCase>) {
         for dtype in [DType::BF16, DType::F32, DType::F64, DType::I64] {
             let x = PlacedTensor::dense(tensor(r, dtype, &shape));
             let source = tensor(r, dtype, &[places, width]);
-            let at = PlacedTensor::dense(indices(r, &[places], height));
+            let positions = PlacedTensor::dense(indices(r, &[places], height));
             let result: &[(DType, &[usize])] = &[(dtype, &shape)];
             let mut add = |what: &str, op: Op, operands: [PlacedTensor; 3]| {
                 out.push(case(
@@ -35,21 +35,21 @@ fn rows(r: &mut SplitMix, out: &mut Vec<OpCase>) {
                 ));
             };
             let dense = PlacedTensor::dense(source.clone());
-            add("index_add", Op::IndexAdd { axis: 0 }, [x.clone(), at.clone(), dense.clone()]);
+            add("index_add", Op::IndexAdd { axis: 0 }, [x.clone(), positions.clone(), dense.clone()]);
             for accumulate in [false, true] {
-                let put = Op::IndexPut { axis: 0, accumulate };
-                add("index_put", put.clone(), [x.clone(), dense.clone(), at.clone()]);
+                let index_put = Op::IndexPut { axis: 0, accumulate };
+                add("index_put", index_put.clone(), [x.clone(), dense.clone(), positions.clone()]);
                 add(
                     "index_put of columns",
-                    put.clone(),
-                    [x.clone(), columns_first(source.clone()), at.clone()],
+                    index_put.clone(),
+                    [x.clone(), columns_first(source.clone()), positions.clone()],
                 );
-                let one = PlacedTensor::dense(of(Tensor::from_i64(
+                let last_row = PlacedTensor::dense(of(Tensor::from_i64(
                     DType::I64,
                     [places],
                     &vec![height as i64 - 1; places],
                 )));
-                add("index_put to one row", put, [x.clone(), dense.clone(), one]);
+                add("index_put to one row", index_put, [x.clone(), dense.clone(), last_row]);
             }
         }
     }
@@ -60,11 +60,17 @@ fn on_several_axes(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     let shape = [2, 40, 9, 6];
     let x = PlacedTensor::dense(tensor(r, DType::F32, &shape));
     let source = PlacedTensor::dense(tensor(r, DType::F32, &[2, 30, 50, 6]));
-    let at = [indices(r, &[30, 1], 40), indices(r, &[30, 50], 9)].map(PlacedTensor::dense);
+    let positions = [indices(r, &[30, 1], 40), indices(r, &[30, 50], 9)].map(PlacedTensor::dense);
     for accumulate in [false, true] {
-        let operands = [x.clone(), source.clone()].into_iter().chain(at.clone()).collect();
-        let put = Op::IndexPut { axis: 1, accumulate };
-        out.push(case("many places: index_put on two axes", put, operands, &[(DType::F32, &shape)], 100.0));
+        let operands = [x.clone(), source.clone()].into_iter().chain(positions.clone()).collect();
+        let index_put = Op::IndexPut { axis: 1, accumulate };
+        out.push(case(
+            "many places: index_put on two axes",
+            index_put,
+            operands,
+            &[(DType::F32, &shape)],
+            100.0,
+        ));
     }
 }
 
@@ -89,10 +95,10 @@ fn elements(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     }
     // More lines than are sorted at a time.
     let [shape, few] = [[6, 30], [400_000, 4]];
-    let at = indices(r, &few, 6);
+    let places = indices(r, &few, 6);
     let [x, source] = [tensor(r, DType::F32, &shape), tensor(r, DType::F32, &few)];
     let scatter = Op::ScatterElements { axis: 0, combine: Some(ReductionKind::Max) };
-    let operands = [x, at, source].map(PlacedTensor::dense).to_vec();
+    let operands = [x, places, source].map(PlacedTensor::dense).to_vec();
     out.push(case("large parts: scatter", scatter, operands, &[(DType::F32, &shape)], 1.0));
     // A result without elements.
     let [x, source] = [0, 300].map(|n| PlacedTensor::dense(tensor(r, DType::F32, &[n])));
@@ -111,9 +117,9 @@ fn elements(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     let index = PlacedTensor::dense(of(Tensor::from_i64(DType::I64, [3000], &index)));
     let [x, source] = [4, 3000].map(|n| PlacedTensor::dense(tensor(r, DType::F32, &[n])));
     let result: &[(DType, &[usize])] = &[(DType::F32, &[4])];
-    let put = Op::IndexPut { axis: 0, accumulate: true };
+    let index_put = Op::IndexPut { axis: 0, accumulate: true };
     let operands = vec![x.clone(), source.clone(), index.clone()];
-    out.push(case("failing: many places: index_put", put, operands, result, 1.0));
+    out.push(case("failing: many places: index_put", index_put, operands, result, 1.0));
     let scatter = Op::ScatterElements { axis: 0, combine: None };
     out.push(case("failing: many places: scatter", scatter, vec![x, index, source], result, 1.0));
 }

@@ -40,9 +40,9 @@ pub(crate) fn list() -> Vec<OpCase> {
             // Each dtype and step has three of the places, in turn, and each op other places each time.
             for number in 0..3 {
                 let turn = out.len() / 3;
-                let place = PLACES[(2 * turn + 4 * number) % PLACES.len()];
-                let name = format!("strided {dtype} by {step}, {place:?}");
-                out.push(case(r, name, dtype, place, step, number));
+                let position = PLACES[(2 * turn + 4 * number) % PLACES.len()];
+                let name = format!("strided {dtype} by {step}, {position:?}");
+                out.push(case(r, name, dtype, position, step, number));
             }
         }
     }

@@ -27,13 +27,13 @@ impl EngineHandles {
         device.enter()?;
         let nccl = Nccl::load().map_err(|e| anyhow!("{e}"))?;
         if group.rank() == 0 {
-            let made = nccl.unique_id().map_err(|e| anyhow!("{e}"));
-            *id.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(made?);
+            let id_result = nccl.unique_id().map_err(|e| anyhow!("{e}"));
+            *id.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(id_result?);
         }
         id.1.wait();
         let id = id.0.lock().unwrap_or_else(PoisonError::into_inner).context("no id")?;
-        let made = nccl.comm_init_rank(RANK_COUNT, id, group.rank(), &nccl_sys::NcclConfig::default());
-        let communicator = made.map_err(|e| anyhow!("{e}"))?;
+        let created = nccl.comm_init_rank(RANK_COUNT, id, group.rank(), &nccl_sys::NcclConfig::default());
+        let communicator = created.map_err(|e| anyhow!("{e}"))?;
         Ok(EngineHandles { device: device.clone(), stream: Stream::new(device)?, nccl, communicator })
     }
 
@@ -49,11 +49,19 @@ impl EngineHandles {
 
     /// A sum of the engine's own over both ranks, behind what is on its stream.
     fn sum(&self, block: &DeviceBlock) -> Result<()> {
-        let at = block.ptr().cast();
+        let address = block.ptr().cast();
         let all_reduce = self.nccl.functions().all_reduce;
         // SAFETY: the block has 4 numbers; the communicator and the stream are there.
         let code = unsafe {
-            all_reduce(at, at, 4, data_type::F32, red_op::SUM, self.communicator, self.stream.handle().cast())
+            all_reduce(
+                address,
+                address,
+                4,
+                data_type::F32,
+                red_op::SUM,
+                self.communicator,
+                self.stream.handle().cast(),
+            )
         };
         self.nccl.check_code("ncclAllReduce", code).map_err(|e| anyhow!("{e}"))
     }

@@ -91,8 +91,8 @@ fn signals() -> Result<()> {
     let cases = [Signal::SIGKILL, Signal::SIGSTOP].map(|signal| [(signal, 0), (signal, 1)]).concat();
     let ended: Vec<Result<()>> = std::thread::scope(|scope| {
         let start = |(signal, victim)| {
-            let what = move || format!("{signal:?} of rank {victim}");
-            scope.spawn(move || processes::signalled(signal, victim).with_context(what))
+            let context = move || format!("{signal:?} of rank {victim}");
+            scope.spawn(move || processes::signalled(signal, victim).with_context(context))
         };
         let threads: Vec<_> = cases.into_iter().map(start).collect();
         threads.into_iter().map(|t| t.join().unwrap_or_else(|_| bail!("a check panicked"))).collect()

@@ -39,11 +39,17 @@ pub fn weights() -> Result<()> {
         let once = device.free()?;
         sessions[1].share("w", weight.clone())?;
         let twice = device.free()?;
-        let taken = (before.saturating_sub(once), before.saturating_sub(twice));
-        ensure!(taken.0 >= bytes && taken.0 < 2 * bytes && taken.1 == taken.0, "{taken:?} bytes of {bytes}");
+        let allocated = (before.saturating_sub(once), before.saturating_sub(twice));
+        ensure!(
+            allocated.0 >= bytes && allocated.0 < 2 * bytes && allocated.1 == allocated.0,
+            "{allocated:?} bytes of {bytes}"
+        );
         let [first, second] = &mut sessions;
-        let at = [first.address("w")?, second.address("w")?];
-        ensure!(at[0] == at[1] && matches!(at[0].storage, PortStorage::Caller(_)), "{at:?}");
+        let addresses = [first.address("w")?, second.address("w")?];
+        ensure!(
+            addresses[0] == addresses[1] && matches!(addresses[0].storage, PortStorage::Caller(_)),
+            "{addresses:?}"
+        );
         ensure!(Arc::strong_count(&weight) == 1, "the copy of the host is the caller's alone");
         drop(weight);
         let right = |session: &mut Session| -> Result<()> {
@@ -151,8 +157,8 @@ pub fn symmetric() -> Result<()> {
         }
         session.unbind("x")?;
         session.set("n", 64)?;
-        let kept = values(session.read("x")?.data());
-        ensure!(kept == vec![0.0; 64 * 1024], "nothing was copied to where the plan has %x");
+        let contents = values(session.read("x")?.data());
+        ensure!(contents == vec![0.0; 64 * 1024], "nothing was copied to where the plan has %x");
         let error = session.release().err().context("buffers are there")?;
         ensure!(error.to_string().contains("symmetric arena"), "{error}");
         // SAFETY: as above; the ranks have different ones.

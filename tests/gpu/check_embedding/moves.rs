@@ -45,7 +45,7 @@ impl CallerSession<'_> {
         let config = HostConfig { limit: WAIT_TIMEOUT, ..HostConfig::default() };
         let mut session = CudaSession::open(plan, group, &GpuConfig::new(group.rank()), &config)?;
         session.set_sizes(&work.bindings)?;
-        let mut lent = Vec::new();
+        let mut ports = Vec::new();
         let source = plan.source_program();
         for (i, tensor) in work.inputs[group.rank() as usize].iter().enumerate() {
             let (port, tensor) = (Port::Input(i), tensor.load_to_memory()?);
@@ -59,16 +59,16 @@ impl CallerSession<'_> {
                 continue;
             }
             let (block, bytes) = (DeviceBlock::holding(device, data)?, data.len());
-            lent.push(LentPort { port, bytes, data: Some(DeviceBlock::holding(device, data)?), block });
+            ports.push(LentPort { port, bytes, data: Some(DeviceBlock::holding(device, data)?), block });
         }
         for (k, output) in
             session.resolved_program()?.outputs.iter().enumerate().filter(|(_, o)| o.mutates.is_none())
         {
             let block = DeviceBlock::of(device, output.bytes)?;
-            lent.push(LentPort { port: Port::Output(k), bytes: output.bytes, data: None, block });
+            ports.push(LentPort { port: Port::Output(k), bytes: output.bytes, data: None, block });
         }
         let stream = Stream::new(device)?;
-        let mut caller = CallerSession { session, device, stream, lent, old: vec![], found: vec![] };
+        let mut caller = CallerSession { session, device, stream, lent: ports, old: vec![], found: vec![] };
         (0..caller.lent.len()).try_for_each(|l| caller.lend(l))?;
         Ok(caller)
     }
@@ -91,24 +91,24 @@ impl CallerSession<'_> {
     /// Puts one run on the stream: inputs as they are, outputs of before wiped out, and what was given up, too.
     fn run(&mut self) -> Result<()> {
         for lent in &self.lent {
-            let at = lent.block.address();
+            let address = lent.block.address();
             // SAFETY: all blocks have as many bytes, and what is on the stream follows one another.
             unsafe {
                 match &lent.data {
-                    Some(data) => self.stream.copy(at, data.address(), lent.bytes)?,
-                    None => self.stream.fill(at, 0xa5, lent.bytes)?,
+                    Some(data) => self.stream.copy(address, data.address(), lent.bytes)?,
+                    None => self.stream.fill(address, 0xa5, lent.bytes)?,
                 }
             }
         }
         self.session.enqueue(Some(RawStream(self.stream.handle().cast())))?;
-        let mut found = Vec::new();
+        let mut copies = Vec::new();
         for lent in &self.lent {
             let copy = DeviceBlock::of(self.device, lent.bytes)?;
             // SAFETY: as above.
             unsafe { self.stream.copy(copy.address(), lent.block.address(), lent.bytes)? };
-            found.push(copy);
+            copies.push(copy);
         }
-        self.found.push(found);
+        self.found.push(copies);
         for old in &self.old {
             // SAFETY: as above; runs in front of this may use it, those behind do not.
             unsafe { self.stream.fill(old.address(), 0x5a, old.bytes())? };
@@ -138,9 +138,9 @@ impl CallerSession<'_> {
         for copy in &copies {
             ensure!(!copy.host, "a copy between host and device: {copy:?}");
             for lent in self.lent.iter().filter(|lent| lent.bytes > 0) {
-                let at = lent.block.address()..lent.block.address() + lent.bytes as u64;
+                let range = lent.block.address()..lent.block.address() + lent.bytes as u64;
                 let ends = [copy.to, copy.from];
-                ensure!(!ends.iter().any(|end| at.contains(end)), "a copy of {:?}: {copy:?}", lent.port);
+                ensure!(!ends.iter().any(|end| range.contains(end)), "a copy of {:?}: {copy:?}", lent.port);
             }
         }
         Ok(copies.len())
@@ -155,7 +155,7 @@ pub fn moves(stem: &str) -> Result<()> {
     let program = Program::open(&folder.join(format!("{stem}.pt2")), &options)?;
     let work = Workload::gather(&program.graph, &program.weights, Some(&tensors), &DrawConfig::default())?;
     let plan = planned(&program, ArgumentBinding::All)?;
-    let said = on_ranks(|group, device| {
+    let summaries = on_ranks(|group, device| {
         let mut caller = CallerSession::open(&plan, &work, group, device)?;
         caller.run()?;
         let copies = caller.no_copies()?;
@@ -172,7 +172,7 @@ pub fn moves(stem: &str) -> Result<()> {
         Box::new(caller.session).close()?;
         Ok((count, moved, recorded, copies))
     })?;
-    for (rank, (count, moved, recorded, copies)) in said.into_iter().enumerate() {
+    for (rank, (count, moved, recorded, copies)) in summaries.into_iter().enumerate() {
         println!(
             "{stem}, rank {rank}: {count} inputs and outputs move in flight, {moved} times in a recording, {recorded} recorded; \
              {copies} copies in a run, none of the host or of theirs"
@@ -197,7 +197,7 @@ pub fn copied() -> Result<()> {
         CompileConfig::default().with_profile(profile).with_variants(vec![CollectiveVariant::OneShot]);
     let plan = symmc::compile(&Program::from_text(&text)?, &one_shot.with_bind(ArgumentBinding::All))?;
     let bytes = 16 * 64 * 4;
-    let said = on_ranks(|group, device| {
+    let summaries = on_ranks(|group, device| {
         let mut session = Session::open(&plan, group, &config(group))?;
         ensure!(
             matches!(session.address("x")?.storage, PortStorage::Symmetric(_)),
@@ -211,11 +211,11 @@ pub fn copied() -> Result<()> {
             unsafe { session.bind("x", x[run % 3].ptr(), bytes)? };
             session.run()?;
             let expected = (run % 3 + 1) as f32 * (2f32.powi(SUMS as i32 + 1) - 2.0);
-            let found = values(session.read("out.0")?.data());
+            let output = values(session.read("out.0")?.data());
             ensure!(
-                found == vec![expected; 16 * 64],
+                output == vec![expected; 16 * 64],
                 "run {run}: found {:?}, expected {expected}",
-                &found[..4]
+                &output[..4]
             );
         }
         let recordings = session.recordings();
@@ -223,7 +223,7 @@ pub fn copied() -> Result<()> {
         session.close()?;
         Ok(recordings)
     })?;
-    println!("what is copied moves: {said:?}");
+    println!("what is copied moves: {summaries:?}");
     Ok(())
 }
 
@@ -271,13 +271,13 @@ pub fn kept_by_graphs(plan: &CheckedPlan) -> Result<()> {
         session.run()?;
         for (x, y) in x.iter().zip(&y) {
             // SAFETY: the blocks and the stream live until the session has ended.
-            let mut put = || unsafe {
+            let mut enqueue = || unsafe {
                 session.bind("x", x.ptr(), 64)?;
                 session.bind("out.0", y.ptr(), 64)?;
                 session.enqueue_on(stream.handle().cast())
             };
             graphs.push(stream.capture_strictly(|| {
-                put().map_err(|e| symmc::unstable::cuda::CudaError::Unsupported(e.to_string()))
+                enqueue().map_err(|e| symmc::unstable::cuda::CudaError::Unsupported(e.to_string()))
             })?);
         }
         let wanted =
@@ -296,9 +296,9 @@ pub fn kept_by_graphs(plan: &CheckedPlan) -> Result<()> {
             session.wait(WAIT_TIMEOUT)?;
             stream.synchronize()?;
             for (i, y) in y.iter().enumerate() {
-                let found = values(&y.read(64)?);
+                let output = values(&y.read(64)?);
                 let expected = if i == own || i == turn % 3 { wanted(i) } else { values(&[0xa5; 64]) };
-                ensure!(found == expected, "turn {turn}, memory {i}: found {found:?}");
+                ensure!(output == expected, "turn {turn}, memory {i}: found {output:?}");
             }
         }
         drop(graphs);

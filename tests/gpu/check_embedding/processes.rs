@@ -39,11 +39,11 @@ fn start(ranks: u32, task: &str) -> Result<ProcessGuard> {
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
         command.spawn().context("starting a rank")
     };
-    let mut all = ProcessGuard(Vec::new());
+    let mut processes = ProcessGuard(Vec::new());
     for rank in 0..ranks {
-        all.0.push(start(rank)?);
+        processes.0.push(start(rank)?);
     }
-    Ok(all)
+    Ok(processes)
 }
 
 /// What a rank does.
@@ -58,9 +58,9 @@ pub fn rank(task: &str) -> Result<()> {
 
 /// The programs of so many ranks, each a process.
 pub fn programs(ranks: u32) -> Result<()> {
-    let mut all = start(ranks, "recorded")?;
+    let mut processes = start(ranks, "recorded")?;
     let mut done = Vec::new();
-    for (rank, child) in all.0.drain(..).enumerate() {
+    for (rank, child) in processes.0.drain(..).enumerate() {
         let output = child.wait_with_output()?;
         let (out, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         ensure!(output.status.success(), "rank {rank} of {ranks}: {}\n{out}{log}", output.status);
@@ -102,8 +102,8 @@ fn endure(group: &Group) -> Result<()> {
     ensure!(runs > 20, "it failed too early: {error}");
     ensure!(error.kind() == ErrorKind::Peer, "kind {:?}: {error}", error.kind());
     say(&error.to_string())?;
-    let again = session.run().err().context("a session that failed")?;
-    ensure!(again.to_string() == error.to_string(), "{error}; then {again}");
+    let second_error = session.run().err().context("a session that failed")?;
+    ensure!(second_error.to_string() == error.to_string(), "{error}; then {second_error}");
     drop(session);
     // The caller's memory, stream and context work.
     let data = floats(&[3.0; 64 * 256]);
@@ -123,25 +123,25 @@ fn say(text: &str) -> Result<()> {
 
 /// Signals a rank in the middle of runs; the other one learns it by name and in time, and keeps what is its caller's.
 pub fn signalled(signal: Signal, victim: usize) -> Result<()> {
-    let mut all = start(2, "endure")?;
-    let mut said: Vec<BufReader<ChildStdout>> = all
+    let mut processes = start(2, "endure")?;
+    let mut outputs: Vec<BufReader<ChildStdout>> = processes
         .0
         .iter_mut()
         .map(|child| child.stdout.take().map(BufReader::new).context("its output"))
         .collect::<Result<_>>()?;
-    for (rank, out) in said.iter_mut().enumerate() {
+    for (rank, out) in outputs.iter_mut().enumerate() {
         let line = line(out)?;
-        ensure!(line == "ready", "rank {rank}: {line:?}: {}", log(&mut all.0[rank]));
+        ensure!(line == "ready", "rank {rank}: {line:?}: {}", log(&mut processes.0[rank]));
     }
-    let pid = i32::try_from(all.0[victim].id()).context("a process id")?;
+    let pid = i32::try_from(processes.0[victim].id()).context("a process id")?;
     let begun = Instant::now();
     kill(Pid::from_raw(pid), signal).context("signalling a rank")?;
     let survivor = 1 - victim;
-    let error = line(&mut said[survivor])?;
+    let error = line(&mut outputs[survivor])?;
     let took = begun.elapsed();
-    let usable = line(&mut said[survivor])?;
-    ensure!(usable == "usable", "{error:?}, then {usable:?}: {}", log(&mut all.0[survivor]));
-    ensure!(all.0[survivor].wait()?.success(), "the survivor's exit");
+    let usable = line(&mut outputs[survivor])?;
+    ensure!(usable == "usable", "{error:?}, then {usable:?}: {}", log(&mut processes.0[survivor]));
+    ensure!(processes.0[survivor].wait()?.success(), "the survivor's exit");
     ensure!(error.contains(&format!("rank {victim}")), "it does not name rank {victim}: {error}");
     // The host does not know at which step a GPU was.
     ensure!(signal != Signal::SIGKILL || !error.contains("at step"), "it names a step: {error}");
@@ -189,8 +189,8 @@ pub fn nothing_left(before: &[usize]) -> Result<()> {
         std::thread::sleep(Duration::from_millis(50));
     }
     let sockets = std::fs::read_to_string("/proc/net/unix")?;
-    let left: Vec<&str> = sockets.lines().filter(|line| line.contains("@symmc-")).collect();
-    ensure!(left.is_empty(), "sockets are left: {left:?}");
+    let sockets_left: Vec<&str> = sockets.lines().filter(|line| line.contains("@symmc-")).collect();
+    ensure!(sockets_left.is_empty(), "sockets are left: {sockets_left:?}");
     let shared: Vec<_> =
         std::fs::read_dir("/dev/shm").into_iter().flatten().flatten().map(|f| f.file_name()).collect();
     let ours = |name: &&std::ffi::OsString| name.to_string_lossy().contains("symmc");

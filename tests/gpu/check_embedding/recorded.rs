@@ -56,9 +56,9 @@ impl RecordedProgram {
     pub fn plan(&self, bind: ArgumentBinding) -> Result<CheckedPlan> {
         let profile =
             MachineProfile::builtin(MachineProfile::nearest_builtin(self.ranks())).context("no profile")?;
-        let alone =
+        let works_alone =
             |variant: &CollectiveVariant| !variant.is_library() || *variant == CollectiveVariant::Plain;
-        let variants = CollectiveVariant::ALL.iter().copied().filter(alone).collect();
+        let variants = CollectiveVariant::ALL.iter().copied().filter(works_alone).collect();
         let shared = (self.ranks() > GPU_COUNT).then_some(variants);
         let config = CompileConfig::default().with_profile(profile).with_bind(bind).with_variants(shared);
         Ok(symmc::compile(&self.program, &config)?)
@@ -69,13 +69,13 @@ impl RecordedProgram {
         let config = SessionConfig::default().with_timeout(WAIT_TIMEOUT).with_gpu(GpuConfig::new(gpu));
         let mut session = Session::open(plan, group, &config)?;
         let rank = group.rank() as usize;
-        let found = self.run(&mut session, rank, memory)?;
+        let outputs = self.run(&mut session, rank, memory)?;
         let expected = self.work.expected.as_ref().and_then(|expected| expected.get(rank));
         let histories = output_histories(&self.program.graph, RunCount::One);
         let expected = expected.context("no outputs of this rank")?;
-        for ((found, expected), history) in found.iter().zip(expected).zip(&histories) {
+        for ((actual, expected), history) in outputs.iter().zip(expected).zip(&histories) {
             let Some(expected) = expected else { continue };
-            let comparison = compare(found, expected, Tolerance::for_history(history, expected));
+            let comparison = compare(actual, expected, Tolerance::for_history(history, expected));
             ensure!(comparison.agrees(), "{}, rank {rank}, {memory:?}: {comparison}", self.stem);
         }
         Ok(session.close()?)
@@ -149,7 +149,7 @@ pub fn of_one_rank() -> Result<()> {
     let (next, failed) = (Mutex::new(stems.iter()), Mutex::new(Vec::new()));
     let lock =
         |list: &Mutex<Vec<String>>, text| list.lock().unwrap_or_else(PoisonError::into_inner).push(text);
-    let one = |stem: &str, gpu| {
+    let check_one = |stem: &str, gpu| {
         let recorded = RecordedProgram::open(stem)?;
         let plan = recorded.plan(ArgumentBinding::None)?;
         let group = Group::threads(1).remove(0);
@@ -159,7 +159,7 @@ pub fn of_one_rank() -> Result<()> {
     };
     std::thread::scope(|scope| {
         for worker in 0..4 * GPU_COUNT {
-            let (next, failed, one) = (&next, &failed, &one);
+            let (next, failed, one) = (&next, &failed, &check_one);
             scope.spawn(move || {
                 let stem = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
                 while let Some(stem) = stem() {

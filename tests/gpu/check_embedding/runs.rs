@@ -61,10 +61,10 @@ pub fn streams(plan: &CheckedPlan) -> Result<()> {
         session.wait(WAIT_TIMEOUT)?;
         ensure!(values(session.read("state")?.data()) == [40.0; 4], "the state after 40 runs");
         // SAFETY: as above.
-        let mut put = || unsafe { session.enqueue_on(streams[0].handle().cast()) };
+        let mut enqueue = || unsafe { session.enqueue_on(streams[0].handle().cast()) };
         let graph = streams[0].capture(|| {
             (0..2)
-                .try_for_each(|_| put())
+                .try_for_each(|_| enqueue())
                 .map_err(|e| symmc::unstable::cuda::CudaError::Unsupported(e.to_string()))
         })?;
         for _ in 0..3 {
@@ -97,8 +97,8 @@ pub fn streams(plan: &CheckedPlan) -> Result<()> {
 pub fn wrong_pointers(plan: &CheckedPlan) -> Result<()> {
     on_ranks(|group, device| {
         let mut session = opened(plan, group)?;
-        let other = Device::open(1 - group.rank())?;
-        let foreign = DeviceBlock::of(&other, 1024)?;
+        let other_device = Device::open(1 - group.rank())?;
+        let foreign = DeviceBlock::of(&other_device, 1024)?;
         let block = DeviceBlock::of(device, 1024)?;
         let mut host = vec![0u64; 128];
         let refusals = [
@@ -230,7 +230,7 @@ const ROUNDING: usize = 8 << 20;
 
 /// What was announced is what is taken, by the session and by what the driver says is free.
 pub fn budget(plan: &CheckedPlan) -> Result<()> {
-    let found = on_ranks(|group, device| {
+    let usages = on_ranks(|group, device| {
         // What a process takes once is taken then.
         let mut first = opened(plan, group)?;
         first.run()?;
@@ -256,7 +256,7 @@ pub fn budget(plan: &CheckedPlan) -> Result<()> {
         Ok((told.total_bytes(), taken.total_bytes(), driver))
     })?;
     println!(
-        "sessions take what was told before; bytes told at most, taken, and given by the driver: {found:?}"
+        "sessions take what was told before; bytes told at most, taken, and given by the driver: {usages:?}"
     );
     Ok(())
 }
@@ -267,10 +267,11 @@ pub fn invalidated_capture() -> Result<()> {
     let driver = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
     ensure!(!driver.is_null(), "there is no CUDA driver");
     // SAFETY: the library stays loaded.
-    let found = unsafe { libc::dlsym(driver, c"cuCtxSynchronize".as_ptr()) };
-    ensure!(!found.is_null(), "the driver has no cuCtxSynchronize");
+    let symbol = unsafe { libc::dlsym(driver, c"cuCtxSynchronize".as_ptr()) };
+    ensure!(!symbol.is_null(), "the driver has no cuCtxSynchronize");
     // SAFETY: this is the function's type; it waits for the context that is current on the thread.
-    let wait_for_context = unsafe { std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> i32>(found) };
+    let wait_for_context =
+        unsafe { std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> i32>(symbol) };
     let device = Device::open(0)?;
     device.enter()?;
     let stream = Stream::new(&device)?;

@@ -65,9 +65,9 @@ impl BlockPlaces {
     }
 
     fn bind(&self, session: &mut Session, name: &str, place: usize) -> Result<()> {
-        let at = self.block.ptr().wrapping_add(place * BlockPlaces::STEP);
+        let address = self.block.ptr().wrapping_add(place * BlockPlaces::STEP);
         // SAFETY: the block lives until something else is bound, and has room behind its last place.
-        unsafe { session.bind(name, at, self.bytes)? };
+        unsafe { session.bind(name, address, self.bytes)? };
         Ok(())
     }
 }
@@ -76,30 +76,30 @@ impl BlockPlaces {
 fn all_bound(session: &mut Session, device: &Arc<Device>) -> Result<Vec<String>> {
     let (arguments, parameters) = (session.inputs()?, session.parameters()?);
     let outputs = session.outputs()?.into_iter().filter(|output| output.replaces.is_none());
-    let mut all = Vec::new();
+    let mut places_by_value = Vec::new();
     for value in arguments.into_iter().chain(parameters).chain(outputs) {
         let places = BlockPlaces::of(device, &value)?;
         places.bind(session, &value.name, 0)?;
-        all.push((value.name, places));
+        places_by_value.push((value.name, places));
     }
-    let (first, places) = all.first().context("no argument")?;
+    let (first, places) = places_by_value.first().context("no argument")?;
     let turns = enqueued(session, RUNS, |s, run| {
-        all.iter().try_for_each(|(name, places)| places.bind(s, name, run % 2))
+        places_by_value.iter().try_for_each(|(name, places)| places.bind(s, name, run % 2))
     })?;
-    let same = enqueued(session, RUNS, |_, _| Ok(()))?;
+    let unchanged = enqueued(session, RUNS, |_, _| Ok(()))?;
     let new = enqueued(session, RUNS, |s, run| places.bind(s, first, run))?;
     let every = enqueued(session, 20, |s, run| {
-        all.iter().try_for_each(|(name, places)| places.bind(s, name, run + 1))
+        places_by_value.iter().try_for_each(|(name, places)| places.bind(s, name, run + 1))
     })?;
     let behind = each(session, |_, _| Ok(()))?;
     let moving = each(session, |s, run| places.bind(s, first, run))?;
-    let count = all.len();
-    for (name, _) in &all {
+    let count = places_by_value.len();
+    for (name, _) in &places_by_value {
         session.unbind(name)?;
     }
     session.run()?;
     Ok(vec![
-        format!("all {count:>4} bound: enqueue, nothing changed:     {}", format_times(same)),
+        format!("all {count:>4} bound: enqueue, nothing changed:     {}", format_times(unchanged)),
         format!("                enqueue, a new pointer:         {}", format_times(new)),
         format!("                enqueue, all pointers new:      {}", format_times(every)),
         format!("                enqueue, two sets in turn:      {}", format_times(turns)),
@@ -132,8 +132,8 @@ fn each_bound(session: &mut Session, values: &[SessionValue], device: &Arc<Devic
     let mut times = Vec::new();
     for value in values {
         let places = BlockPlaces::of(device, value)?;
-        let all = enqueued(session, 8, |s, run| places.bind(s, &value.name, run))?;
-        times.extend(all.into_iter().skip(1));
+        let times_of_runs = enqueued(session, 8, |s, run| places.bind(s, &value.name, run))?;
+        times.extend(times_of_runs.into_iter().skip(1));
         session.unbind(&value.name)?;
         session.run()?;
     }
@@ -161,8 +161,8 @@ pub fn times(file: &str, symbols: &[(String, i64)]) -> Result<()> {
         let start = Instant::now();
         session.run()?;
         let mut lines = vec![format!("open {open:?}, first run {:?}", start.elapsed())];
-        let same = enqueued(&mut session, RUNS, |_, _| Ok(()))?;
-        lines.push(format!("none bound:     enqueue, nothing changed:       {}", format_times(same)));
+        let unchanged = enqueued(&mut session, RUNS, |_, _| Ok(()))?;
+        lines.push(format!("none bound:     enqueue, nothing changed:       {}", format_times(unchanged)));
         let behind = each(&mut session, |_, _| Ok(()))?;
         lines.push(format!("                a run behind others:            {behind:>8.2}"));
         lines.extend(one_bound(&mut session, values.first().context("no argument")?, device)?);

@@ -191,18 +191,18 @@ fn edit_axis(graph: &mut Graph, id: NodeId, r: &mut SplitMix) -> Option<&'static
         | Op::Shard { axis, .. } => axis,
         Op::Reduce { axes, .. } if axes.len() == 1 => &mut axes[0],
         Op::Permute { perm } if perm.len() > 1 => {
-            let to = 1 + r.below(perm.len() - 1);
-            perm.swap(0, to);
+            let position = 1 + r.below(perm.len() - 1);
+            perm.swap(0, position);
             return Some("axis");
         }
         _ => return None,
     };
-    let others: Vec<usize> =
+    let candidates: Vec<usize> =
         (0..shape.len()).filter(|axis| axis != edited && shape[*axis] == shape[*edited]).collect();
-    if others.is_empty() {
+    if candidates.is_empty() {
         return None;
     }
-    *edited = r.pick(&others);
+    *edited = r.pick(&candidates);
     Some("axis")
 }
 
@@ -212,16 +212,16 @@ fn replace_operand(graph: &mut Graph, id: NodeId, r: &mut SplitMix) -> Option<&'
     let operand = r.below(node.inputs.len());
     let old = *node.inputs.get(operand)?;
     let is_defined = |v: ValueId| graph.defining_node(v).is_none_or(|n| n < id);
-    let others: Vec<ValueId> =
+    let candidates: Vec<ValueId> =
         graph.values.keys().filter(|&v| v != old && is_defined(v) && graph.ty(v) == graph.ty(old)).collect();
-    if others.is_empty() {
+    if candidates.is_empty() {
         return None;
     }
     let moves_by_data = match &node.op {
         Op::GroupedMatMul | Op::Route(_) => true,
         op => op.as_collective().is_some_and(|c| c.kind.moves_by_data()),
     };
-    graph.nodes[id].inputs[operand] = r.pick(&others);
+    graph.nodes[id].inputs[operand] = r.pick(&candidates);
     Some(if moves_by_data { "operand of experts" } else { "operand" })
 }
 

@@ -210,8 +210,8 @@ fn find_difference(
                 let scope = SeedScope::PerRank;
                 let config = SeedConfig { seed: r.next(), arguments: scope, parameters: scope };
                 let of_rank = |rank| interp::seeded_inputs(source, &bindings, &config, rank);
-                let all = (0..source.ranks.unwrap_or(1)).map(of_rank).collect::<Result<Vec<_>, _>>();
-                all.map_err(|e| e.to_string())?
+                let inputs = (0..source.ranks.unwrap_or(1)).map(of_rank).collect::<Result<Vec<_>, _>>();
+                inputs.map_err(|e| e.to_string())?
             }
         };
         let run = |graph: &Graph| interp::run(graph, &bindings, &with_constants(graph, &drawn)).ok();
@@ -229,13 +229,13 @@ fn find_difference(
             }),
             (found, expected) => found.is_some() == expected.is_some(),
         };
-        let found = [run(base), run(&mutant.graph)];
-        if agrees(&found[0]) && !agrees(&found[1]) {
+        let outcomes = [run(base), run(&mutant.graph)];
+        if agrees(&outcomes[0]) && !agrees(&outcomes[1]) {
             return Ok(Some(format!("draw {draw} of {bindings:?}")));
         }
         // Elements of special values may differ whatever the rounding is.
         let is_seeded = draw as usize >= DRAWS.len();
-        for (roundings, found) in other_roundings.iter_mut().zip(&found) {
+        for (roundings, found) in other_roundings.iter_mut().zip(&outcomes) {
             if let (true, Some(found), Some(expected)) = (is_seeded, found, &expected) {
                 let outputs = found.iter().flatten().zip(expected.iter().flatten());
                 outputs.for_each(|(found, expected)| roundings.count(found, expected));

@@ -91,11 +91,11 @@ fn families_give_what_pytorch_gave() {
         let expected = work.expected.clone().expect("recorded outputs");
         let histories = plan.output_histories(plan.buckets[0].program, RunCount::One).expect("histories");
         for backend in [Backend::Interpreter, Backend::Threads] {
-            let found = symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
-            let outputs = found.iter().zip(expected.iter()).flat_map(|(f, e)| f.iter().zip(e).enumerate());
-            for (k, (found, expected)) in outputs {
+            let results = symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
+            let outputs = results.iter().zip(expected.iter()).flat_map(|(f, e)| f.iter().zip(e).enumerate());
+            for (k, (actual, expected)) in outputs {
                 let Some(expected) = expected else { continue };
-                let comparison = compare(found, expected, Tolerance::for_history(&histories[k], expected));
+                let comparison = compare(actual, expected, Tolerance::for_history(&histories[k], expected));
                 if !comparison.agrees() {
                     failures.push(format!("{stem} on {backend:?}: {comparison}"));
                 }
@@ -129,9 +129,9 @@ fn attention_bounds_and_rotary_embeddings_are_recognised() {
     let mut failures = Vec::new();
     for (stem, rotary, expected) in FAMILY_PROGRAMS {
         let graph = symmc::canonicalize_program(&open(stem).0).expect("a program");
-        let found = seen(&graph);
-        if found != expected {
-            failures.push(format!("{stem}: {found:?}"));
+        let actual = seen(&graph);
+        if actual != expected {
+            failures.push(format!("{stem}: {actual:?}"));
         }
         let embeddings = graph.nodes.values().filter(|n| matches!(n.op, Op::RotaryEmbedding { .. })).count();
         if embeddings != rotary {
@@ -164,9 +164,9 @@ fn no_plan_buffer_grows_with_the_square_of_tokens() {
                 continue;
             }
             large += 1;
-            let most = bucket.buffers.iter().map(|b| b.size).max().unwrap_or(0);
-            if most >= tokens * tokens {
-                failures.push(format!("{stem}: a buffer of {most} bytes for {tokens} tokens"));
+            let largest = bucket.buffers.iter().map(|b| b.size).max().unwrap_or(0);
+            if largest >= tokens * tokens {
+                failures.push(format!("{stem}: a buffer of {largest} bytes for {tokens} tokens"));
             }
         }
     }
@@ -196,8 +196,8 @@ fn experts_are_divided_among_the_ranks() {
         assert_eq!(kinds, vec![&CollectiveKind::AllReduce(CollectiveReduceOp::Sum); sums], "{stem}");
         let experts = graph.inputs.values().filter(|i| i.source.ends_with("experts.down_proj"));
         for input in experts {
-            let found = graph.values[input.value].ty.shape.first().and_then(|d| d.as_const());
-            assert_eq!(found, Some(8 / ranks as i64), "{stem}: `{}`", input.source);
+            let extent = graph.values[input.value].ty.shape.first().and_then(|d| d.as_const());
+            assert_eq!(extent, Some(8 / ranks as i64), "{stem}: `{}`", input.source);
         }
     }
 }

@@ -38,15 +38,15 @@ impl PlannedPart {
 
     /// The position of the argument of this name among the inputs.
     fn input(&self, source: &str) -> usize {
-        let found = self.program.graph.inputs.values().position(|i| i.source == source);
-        found.unwrap_or_else(|| panic!("no input {source}"))
+        let position = self.program.graph.inputs.values().position(|i| i.source == source);
+        position.unwrap_or_else(|| panic!("no input {source}"))
     }
 
     /// Names, dtypes and extents of weights and caches, in their order.
     fn memory(&self, kind: InputKind, named: &str) -> Vec<(String, String)> {
         let graph = &self.program.graph;
-        let of = graph.inputs.values().filter(|i| i.kind == kind && i.source.starts_with(named));
-        of.map(|i| (i.source.clone(), format!("{:?}", graph.ty(i.value)))).collect()
+        let inputs = graph.inputs.values().filter(|i| i.kind == kind && i.source.starts_with(named));
+        inputs.map(|i| (i.source.clone(), format!("{:?}", graph.ty(i.value)))).collect()
     }
 
     /// Runs tokens that stand in the cache from a position on; the next token of each rank. Caches have their new content.
@@ -138,19 +138,19 @@ fn both_programs_take_one_memory() {
 #[test]
 fn caches_are_updated_where_they_lie() {
     for name in ["prefill.pt2", "decode.pt2"] {
-        let part = PlannedPart::open(name);
-        let graph = &part.program.graph;
-        let of = |output: &symmc_ir::GraphOutput| match output.kind {
+        let planned = PlannedPart::open(name);
+        let graph = &planned.program.graph;
+        let mutated_source = |output: &symmc_ir::GraphOutput| match output.kind {
             OutputKind::Mutates(input) => Some(graph.inputs[input].source.clone()),
             OutputKind::Returned => None,
         };
-        let changed: Vec<_> = graph.outputs.iter().map(of).collect();
+        let changed: Vec<_> = graph.outputs.iter().map(mutated_source).collect();
         let caches = (0..4).map(|i| Some(format!("cache_{i}")));
         assert_eq!(changed, std::iter::once(None).chain(caches).collect::<Vec<_>>(), "{name}");
-        for bucket in &part.plan.buckets {
+        for bucket in &planned.plan.buckets {
             for (k, source) in changed.iter().enumerate().filter_map(|(k, s)| Some((k, s.as_ref()?))) {
-                let place = &bucket.places[source];
-                assert_eq!(place.memory, MemoryRef::Output(k), "{name}: {source}: {}", place.why);
+                let placement = &bucket.places[source];
+                assert_eq!(placement.memory, MemoryRef::Output(k), "{name}: {source}: {}", placement.why);
             }
             assert!(bucket.copies.is_empty(), "{name}: {:?}", bucket.copies);
         }

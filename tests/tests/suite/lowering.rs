@@ -19,7 +19,7 @@ use symmc_tests::{GRAPH_PROGRAMS, RUNNABLE_PROGRAMS, files, root};
 
 /// The largest and the smallest sizes of a bucket, as a rank has them.
 fn bounds(plan: &CheckedPlan, rank: u32) -> Vec<Arc<ResolvedProgram>> {
-    let of = |(index, bucket): (usize, &symmc_plan::Bucket)| {
+    let programs_of_bucket = |(index, bucket): (usize, &symmc_plan::Bucket)| {
         let program =
             exec::PreparedBucket::new(plan, index, rank, &CustomKernelRegistry::new()).expect("a program");
         [0, 1].map(|end| {
@@ -27,7 +27,7 @@ fn bounds(plan: &CheckedPlan, rank: u32) -> Vec<Arc<ResolvedProgram>> {
             Arc::new(program.resolve_bindings(&sizes.collect()).expect("sizes of the bucket"))
         })
     };
-    plan.buckets.iter().enumerate().flat_map(of).collect()
+    plan.buckets.iter().enumerate().flat_map(programs_of_bucket).collect()
 }
 
 /// The program with the arenas of a rank somewhere.
@@ -64,7 +64,7 @@ fn planned(program: &Program, bind: ArgumentBinding) -> Option<CheckedPlan> {
 
 /// The recorded programs and the graphs, with the number of their ranks.
 fn recorded_programs() -> Vec<(String, u32)> {
-    let known =
+    let recorded =
         RUNNABLE_PROGRAMS.iter().chain(&GRAPH_PROGRAMS).map(|&(stem, ranks)| (stem.to_string(), ranks));
     let folder = std::fs::read_dir(root().join("tests/programs/families")).expect("the families");
     let stem = |entry: std::io::Result<std::fs::DirEntry>| {
@@ -73,7 +73,7 @@ fn recorded_programs() -> Vec<(String, u32)> {
         let ranks = if stem.ends_with("_tp2") { 2 } else { 1 };
         (path.extension()? == "pt2").then(|| (format!("families/{stem}"), ranks))
     };
-    known.chain(folder.filter_map(stem)).collect()
+    recorded.chain(folder.filter_map(stem)).collect()
 }
 
 #[test]
@@ -121,19 +121,19 @@ fn programs_that_take_turns_are_lowered_after_a_barrier() {
             lower_program(bound, plan.ranks, seed + u64::from(rank))
         };
         let alike = |rank: u32| -> Vec<Option<Vec<u8>>> {
-            let one = |bound: Arc<ResolvedProgram>| {
-                let alone = lowered(&bound, rank)?;
+            let lower = |bound: Arc<ResolvedProgram>| {
+                let separate = lowered(&bound, rank)?;
                 let placed = Arc::new(bound.with_placement(&placement));
-                let others = lowered(&placed, rank).unwrap_or_else(|| panic!("seed {seed}: not lowered"));
-                let [first, rest @ ..] = others.work() else { panic!("seed {seed}: no steps") };
+                let shared = lowered(&placed, rank).unwrap_or_else(|| panic!("seed {seed}: not lowered"));
+                let [first, rest @ ..] = shared.work() else { panic!("seed {seed}: no steps") };
                 assert!(matches!(first[..], [GpuCommand::Kernel(_)]), "seed {seed}: {first:?}");
                 let kinds = |work: &[Vec<GpuCommand>]| -> Vec<Vec<std::mem::Discriminant<GpuCommand>>> {
                     work.iter().map(|all| all.iter().map(std::mem::discriminant).collect()).collect()
                 };
-                assert_eq!(kinds(rest), kinds(alone.work()), "seed {seed}");
-                Some(others.launch_digests(&placed.steps))
+                assert_eq!(kinds(rest), kinds(separate.work()), "seed {seed}");
+                Some(shared.launch_digests(&placed.steps))
             };
-            bounds(&plan, rank).into_iter().map(one).collect()
+            bounds(&plan, rank).into_iter().map(lower).collect()
         };
         let first = alike(0);
         assert!((1..plan.ranks).all(|rank| alike(rank) == first), "seed {seed}: ranks differ");

@@ -48,10 +48,10 @@ fn collectives(graph: &Graph) -> String {
 /// Every collective of the planned programs is part of a decision, and for every collective of the source a decision or a replacement
 /// says what became of it, with names that are explained in turn.
 fn expect_explained(file: &Path, source: &Graph, plan: &symmc::CheckedPlan) {
-    let at = file.display();
+    let path = file.display();
     let names = |graph: &Graph| -> Vec<String> {
-        let all = graph.nodes.iter().filter(|(_, node)| node.op.as_collective().is_some());
-        all.map(|(id, _)| graph.node_name(id).to_string()).collect()
+        let collectives = graph.nodes.iter().filter(|(_, node)| node.op.as_collective().is_some());
+        collectives.map(|(id, _)| graph.node_name(id).to_string()).collect()
     };
     let decided: BTreeSet<&str> =
         plan.buckets.iter().flat_map(|b| &b.decisions).map(|d| d.collective.as_str()).collect();
@@ -59,33 +59,33 @@ fn expect_explained(file: &Path, source: &Graph, plan: &symmc::CheckedPlan) {
         let planned = text::parse(&plan.programs[bucket.program]).expect("a planned program");
         let run: BTreeSet<&String> = bucket.decisions.iter().flat_map(|d| &d.nodes).collect();
         for name in names(&planned) {
-            assert!(run.contains(&name), "{at}: no decision is about %{name} of the planned program");
+            assert!(run.contains(&name), "{path}: no decision is about %{name} of the planned program");
         }
     }
     let replaced: BTreeSet<&str> = plan.replacements.iter().map(|r| r.collective.as_str()).collect();
     for name in names(source).iter().chain(plan.replacements.iter().flat_map(|r| &r.by)) {
-        let known = decided.contains(&name[..]) || replaced.contains(&name[..]);
-        assert!(known, "{at}: nothing says what became of %{name}");
+        let is_explained = decided.contains(&name[..]) || replaced.contains(&name[..]);
+        assert!(is_explained, "{path}: nothing says what became of %{name}");
     }
 }
 
 fn found(file: &Path, text: &str) -> String {
-    let at = file.display();
-    let graph = text::parse(text).unwrap_or_else(|e| panic!("{at}: {e}"));
+    let path = file.display();
+    let graph = text::parse(text).unwrap_or_else(|e| panic!("{path}: {e}"));
     let machine = format!("h200x{}", graph.ranks.expect("a number of ranks"));
-    let profile = MachineProfile::builtin(&machine).unwrap_or_else(|| panic!("{at}: no machine {machine}"));
+    let profile = MachineProfile::builtin(&machine).unwrap_or_else(|| panic!("{path}: no machine {machine}"));
     let numerics = text.lines().find_map(|line| line.strip_prefix("// numerics: "));
     let numerics: Numerics =
-        numerics.map_or(Ok(Numerics::EXACT), str::parse).unwrap_or_else(|e| panic!("{at}: {e}"));
-    let program = Program::from_graph(graph.clone()).unwrap_or_else(|e| panic!("{at}: {e}"));
+        numerics.map_or(Ok(Numerics::EXACT), str::parse).unwrap_or_else(|e| panic!("{path}: {e}"));
+    let program = Program::from_graph(graph.clone()).unwrap_or_else(|e| panic!("{path}: {e}"));
     let config = CompileConfig::default().with_profile(profile).with_numerics(numerics);
-    let plan = symmc::compile(&program, &config).unwrap_or_else(|e| panic!("{at}: {e}"));
+    let plan = symmc::compile(&program, &config).unwrap_or_else(|e| panic!("{path}: {e}"));
     expect_explained(file, &graph, &plan);
     let before = collectives(&graph);
     let before = before.lines().next().unwrap_or_default();
     let mut out = format!("{EXPECTED} before: {before}\n");
     for planned in &plan.programs {
-        let planned = text::parse(planned).unwrap_or_else(|e| panic!("{at}: {e}"));
+        let planned = text::parse(planned).unwrap_or_else(|e| panic!("{path}: {e}"));
         writeln!(out, "{EXPECTED} planned: {}", collectives(&planned)).expect("a string");
     }
     out
@@ -102,11 +102,12 @@ fn programs_keep_their_better_forms() {
     for file in files {
         let old = std::fs::read_to_string(&file).expect("a text");
         let (program, expected) = old.split_at(old.find(EXPECTED).unwrap_or(old.len()));
-        let found = found(&file, program);
-        if found != expected {
-            write!(failures, "\n{}\n{found}", file.display()).expect("a string");
+        let actual = found(&file, program);
+        if actual != expected {
+            write!(failures, "\n{}\n{actual}", file.display()).expect("a string");
             if std::env::var_os("UPDATE_EXPECT").is_some() {
-                std::fs::write(&file, format!("{}\n\n{found}", program.trim_end())).expect("a writable file");
+                std::fs::write(&file, format!("{}\n\n{actual}", program.trim_end()))
+                    .expect("a writable file");
             }
         }
     }

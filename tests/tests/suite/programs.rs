@@ -48,8 +48,8 @@ fn recorded_outputs_are_reproduced() {
         let expected = work.expected.clone().expect("recorded outputs");
         for backend in [Backend::Interpreter, Backend::Threads] {
             let config = RunConfig::default().with_repeats(3);
-            let found = symmc::run(&plan, &work, &backend, &config).expect("a run");
-            assert_near(&plan, &found, &expected, &format!("{stem} on {backend:?}"));
+            let results = symmc::run(&plan, &work, &backend, &config).expect("a run");
+            assert_near(&plan, &results, &expected, &format!("{stem} on {backend:?}"));
         }
     }
 }
@@ -105,8 +105,8 @@ fn every_program_plans_close_to_the_bound_and_deterministically() {
                 assert!(close(t.ordinary_peak, t.ordinary_bound), "{stem} on {machine}: {t:?}");
                 assert!(close(t.symmetric_peak, t.symmetric_bound), "{stem} on {machine}: {t:?}");
             }
-            let again = symmc::compile(&program, &config).expect("a plan that checks");
-            assert!(plan.to_json() == again.to_json(), "{stem} on {machine}: two plans differ");
+            let repeated = symmc::compile(&program, &config).expect("a plan that checks");
+            assert!(plan.to_json() == repeated.to_json(), "{stem} on {machine}: two plans differ");
         }
     }
 }
@@ -152,8 +152,8 @@ fn reproduced(stem: &str, options: OpenOptions) {
         .expect("a workload");
     let expected = work.expected.clone().expect("recorded outputs");
     for backend in [Backend::Interpreter, Backend::Threads] {
-        let found = symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
-        assert_near(&plan, &found, &expected, &format!("{stem} on {backend:?}"));
+        let results = symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
+        assert_near(&plan, &results, &expected, &format!("{stem} on {backend:?}"));
     }
 }
 
@@ -172,10 +172,10 @@ fn constants_that_differ_by_rank_come_from_the_tensors() {
     // A plan that has rank 0's for all ranks does not run on them.
     let opened = Program::open(&program("expert_gather2.pt2"), &OpenOptions::default()).expect("a program");
     let error = Workload::recorded(&opened, &tensors("expert_gather2")).expect_err("rank 1 differs");
-    let found = error.to_string();
+    let message = error.to_string();
     assert!(
-        error.kind() == ErrorKind::Input && found.contains("rank1.w.first differs from the constant"),
-        "{found}"
+        error.kind() == ErrorKind::Input && message.contains("rank1.w.first differs from the constant"),
+        "{message}"
     );
 }
 
@@ -186,10 +186,10 @@ fn unknown_groups_are_errors_rather_than_the_world() {
     reproduced("mesh_2x2", OpenOptions::default().with_groups(groups));
     for ranks in [None, Some(2), Some(4)] {
         let options = OpenOptions::default().with_ranks(ranks);
-        let found = Program::open(&program("mesh_2x2.pt2"), &options).expect_err("unknown groups");
-        let names: Vec<String> = found.unknown_groups().into_iter().map(|g| g.name).collect();
+        let error = Program::open(&program("mesh_2x2.pt2"), &options).expect_err("unknown groups");
+        let names: Vec<String> = error.unknown_groups().into_iter().map(|g| g.name).collect();
         assert_eq!(names, ["3", "1"]);
-        let text = found.to_string();
+        let text = error.to_string();
         // Each frontend says how its callers state the members.
         assert!(
             text.contains("group `3` (node `all_reduce`) and group `1`") && !text.contains("--"),

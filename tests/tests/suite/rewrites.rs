@@ -9,9 +9,9 @@ const FAILED: [u64; 7] = [347, 593, 843, 2118, 2408, 2589, 3810];
 
 #[test]
 fn every_form_of_a_program_computes_the_same() {
-    let mut all = RewriteCounts::default();
+    let mut counts = RewriteCounts::default();
     for seed in (0..SEEDS).chain(FAILED) {
-        trial(seed, &mut all).unwrap_or_else(|e| panic!("{e}"));
+        trial(seed, &mut counts).unwrap_or_else(|e| panic!("{e}"));
     }
-    assert!(all.with_fewer_collectives > 30 && all.runs > 1000, "they test little: {all:?}");
+    assert!(counts.with_fewer_collectives > 30 && counts.runs > 1000, "they test little: {counts:?}");
 }

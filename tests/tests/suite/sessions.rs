@@ -75,7 +75,7 @@ fn through_a_session(
     runs: usize,
 ) -> Result<Vec<Tensor>, Error> {
     let source = plan.source_program();
-    let mut held: Vec<AlignedBytes> = Vec::new();
+    let mut blocks: Vec<AlignedBytes> = Vec::new();
     let mut session = Session::open(plan, group, &config())?;
     for (id, symbol) in source.symbols.iter() {
         session.set(&symbol.name, work.bindings.get(id).expect("a value"))?;
@@ -89,17 +89,19 @@ fn through_a_session(
         match memory {
             PortMemory::Copied => session.write(name, tensor.load_to_memory().expect("data").data())?,
             PortMemory::Addressed => {
-                let at = session.address(name)?;
-                assert_eq!(at.bytes, tensor.data().len());
+                let memory_of_input = session.address(name)?;
+                assert_eq!(memory_of_input.bytes, tensor.data().len());
                 // SAFETY: no run is in progress, and the session has as many bytes there.
-                unsafe { std::ptr::copy(tensor.data().as_ptr(), at.as_ptr(), at.bytes) };
+                unsafe {
+                    std::ptr::copy(tensor.data().as_ptr(), memory_of_input.as_ptr(), memory_of_input.bytes)
+                };
             }
             PortMemory::Bound => {
                 let mut block = AlignedBytes::of(tensor.data().len());
                 block.bytes().copy_from_slice(tensor.data());
                 // SAFETY: the block lives until the session has ended, and only the session uses it.
                 unsafe { session.bind(name, block.ptr(), tensor.data().len())? };
-                held.push(block);
+                blocks.push(block);
             }
         }
     }
@@ -131,7 +133,7 @@ fn through_a_session(
     let mut returned = 0;
     let mut out = Vec::new();
     for (k, value) in values.iter().enumerate() {
-        let found = match source.outputs[k].kind {
+        let actual = match source.outputs[k].kind {
             OutputKind::Returned => {
                 returned += 1;
                 session.read(&format!("out.{}", returned - 1))?
@@ -140,9 +142,9 @@ fn through_a_session(
             OutputKind::Mutates(_) => session.read(value.replaces.as_deref().expect("what it replaces"))?,
         };
         if let Some((_, block)) = outputs.iter_mut().find(|(at, _)| *at == k) {
-            assert_eq!(block.bytes(), found.data(), "output {k} lies in the caller's memory");
+            assert_eq!(block.bytes(), actual.data(), "output {k} lies in the caller's memory");
         }
-        out.push(found);
+        out.push(actual);
     }
     session.close()?;
     Ok(out)
@@ -163,16 +165,16 @@ fn recorded_programs_agree_for_all_placements_of_memory() {
             let plan = symmc::compile(&program, &config).expect("a plan");
             let histories = plan.output_histories(plan.buckets[0].program, RunCount::One).expect("histories");
             for memory in [PortMemory::Copied, PortMemory::Addressed, PortMemory::Bound] {
-                let found = on_ranks(plan.ranks, |group| {
+                let results = on_ranks(plan.ranks, |group| {
                     through_a_session(&plan, &work, &group, memory, 1)
                         .unwrap_or_else(|e| panic!("{stem}, {bind:?}, {memory:?}: {e}"))
                 });
                 let outputs =
-                    found.iter().zip(expected.iter()).flat_map(|(f, e)| f.iter().zip(e).enumerate());
-                for (k, (found, expected)) in outputs {
+                    results.iter().zip(expected.iter()).flat_map(|(f, e)| f.iter().zip(e).enumerate());
+                for (k, (actual, expected)) in outputs {
                     let Some(expected) = expected else { continue };
                     let tolerance = Tolerance::for_history(&histories[k], expected);
-                    let comparison = compare(found, expected, tolerance);
+                    let comparison = compare(actual, expected, tolerance);
                     assert!(comparison.agrees(), "{stem}, {bind:?}, {memory:?}: {comparison}");
                 }
             }
@@ -216,10 +218,10 @@ fn sizes_and_memory_may_change_while_state_persists() {
             // SAFETY: the blocks live as long as the session, and are written between runs only.
             unsafe { session.bind("x", block.ptr(), n * 16).expect("it fits") };
             session.run().expect("a run");
-            let found = session.read("y").expect("an output").to_f64();
+            let output = session.read("y").expect("an output").to_f64();
             let each = 2.0 * run as f64 + 1.0;
             let expected: Vec<f64> = (0..n * 4).map(|i| each * (i % 4 + 1) as f64).collect();
-            assert_eq!(found, expected, "run {run}");
+            assert_eq!(output, expected, "run {run}");
             assert_eq!(session.read("state").expect("a state").to_f64(), vec![run as f64 + 1.0; 4]);
         }
         let error = session.set("n", 65).expect_err("it is out of range");
@@ -236,29 +238,29 @@ fn invalid_bindings_are_rejected_by_name() {
         let mut session = Session::open(&plan, &group, &config()).expect("a session");
         session.set("n", 4).expect("it is served");
         let mut block = AlignedBytes::of(4096);
-        let at = block.ptr();
+        let start = block.ptr();
         let arena = session.address("y").expect("it lies somewhere");
         assert_eq!((arena.storage, arena.bytes), (PortStorage::Session, 64));
         // SAFETY: the block outlives the session, and nobody else uses it.
         let mut bind = |name: &str, at: *mut u8, bytes: usize| unsafe { session.bind(name, at, bytes) };
         let refusals = [
-            ("w", at, 15, ["%w", "15 bytes", "expected 16"]),
-            ("x", at.wrapping_add(2), 64, ["input %x", "not aligned", "multiple of 4"]),
+            ("w", start, 15, ["%w", "15 bytes", "expected 16"]),
+            ("x", start.wrapping_add(2), 64, ["input %x", "not aligned", "multiple of 4"]),
             ("x", std::ptr::null_mut(), 64, ["input %x", "no address", ""]),
-            ("z", at, 64, ["no input or output z", "%x", ""]),
+            ("z", start, 64, ["no input or output z", "%x", ""]),
         ];
         for (name, at, bytes, parts) in refusals {
             let error = bind(name, at, bytes).expect_err(name).to_string();
             assert!(parts.iter().all(|part| error.contains(part)), "{error}");
         }
-        bind("w", at, 16).expect("it fits");
-        bind("state", at.wrapping_add(16), 16).expect("it fits");
-        bind("out.0", at.wrapping_add(128), 80).expect("it fits");
+        bind("w", start, 16).expect("it fits");
+        bind("state", start.wrapping_add(16), 16).expect("it fits");
+        bind("out.0", start.wrapping_add(128), 80).expect("it fits");
         // What a run would not take is refused by name before it begins, and does no harm.
         let harmful = [
-            ("x", at, 63, ["input %x", "63 bytes", "expected 64"]),
-            ("x", at.wrapping_add(180), 64, ["output %y", "overlaps that of input %x", ""]),
-            ("x", at.wrapping_add(24), 64, ["input %state", "overlaps that of input %x", ""]),
+            ("x", start, 63, ["input %x", "63 bytes", "expected 64"]),
+            ("x", start.wrapping_add(180), 64, ["output %y", "overlaps that of input %x", ""]),
+            ("x", start.wrapping_add(24), 64, ["input %state", "overlaps that of input %x", ""]),
         ];
         for (name, at, bytes, parts) in harmful {
             // SAFETY: as above.
@@ -268,7 +270,7 @@ fn invalid_bindings_are_rejected_by_name() {
         }
         // What is only read may lie in one place.
         // SAFETY: as above.
-        unsafe { session.bind("x", at.wrapping_add(32), 64).expect("it fits") };
+        unsafe { session.bind("x", start.wrapping_add(32), 64).expect("it fits") };
         session.run().expect("all is well");
         session.set("n", 5).expect("it is served");
         let error = session.run().expect_err("x has 64 bytes").to_string();
@@ -309,27 +311,27 @@ proptest! {
         let plan = plan_of(text, &CompileConfig::default());
         let names = ["a", "b", "c", "state", "out.0", "out.1", "next"];
         let mut block = AlignedBytes::of(4 * 80);
-        let at = block.ptr();
-        let mut lent: Vec<(&str, usize)> = names.iter().enumerate().map(|(k, &name)| (name, 8 * k)).collect();
+        let start = block.ptr();
+        let mut bound: Vec<(&str, usize)> = names.iter().enumerate().map(|(k, &name)| (name, 8 * k)).collect();
         let mut n = 8;
         let group = Group::threads(1).remove(0);
         let mut session = Session::open(&plan, &group, &config()).expect("a session");
         session.set("n", n).expect("it is served");
-        for &(name, place) in &lent {
+        for &(name, place) in &bound {
             // SAFETY: the block outlives the session, and nobody else uses it.
-            unsafe { session.bind(name, at.wrapping_add(4 * place), 32).expect("it is asked later") };
+            unsafe { session.bind(name, start.wrapping_add(4 * place), 32).expect("it is asked later") };
         }
         for (which, place, how, size) in steps {
-            lent[which].1 = place;
+            bound[which].1 = place;
             // SAFETY: as above.
-            unsafe { session.bind(names[which], at.wrapping_add(4 * place), 32).expect("it is asked later") };
+            unsafe { session.bind(names[which], start.wrapping_add(4 * place), 32).expect("it is asked later") };
             if how == 0 {
                 n = size;
                 session.set("n", n).expect("it is served");
             }
             if how < 3 {
-                let found = session.run().map_err(|error| error.to_string());
-                prop_assert_eq!(found.is_ok(), lent_to(&plan, at, &lent, n).is_ok(), "{:?} of {:?}", found, lent);
+                let outcome = session.run().map_err(|error| error.to_string());
+                prop_assert_eq!(outcome.is_ok(), lent_to(&plan, start, &bound, n).is_ok(), "{:?} of {:?}", outcome, bound);
             }
         }
     }
@@ -430,8 +432,8 @@ fn differing_sizes_are_rejected_before_the_run() {
         session.set("n", n).expect("it is served");
         session.write("x", &floats(&vec![1.0; n as usize * 4])).expect("they fit");
         let error = session.run().expect_err("they differ");
-        let again = session.run().expect_err("the session has ended");
-        assert_eq!(error.to_string(), again.to_string());
+        let repeated = session.run().expect_err("the session has ended");
+        assert_eq!(error.to_string(), repeated.to_string());
         error.to_string()
     });
     assert!(errors.iter().all(|e| e.contains("run 1") && e.contains("all ranks must agree")), "{errors:?}");
@@ -449,8 +451,8 @@ fn different_plans_or_missing_ranks_are_rejected() {
     let errors =
         on_ranks(3, |group| Session::open(&one, &group, &config()).expect_err("3 ranks").to_string());
     assert!(errors.iter().all(|e| e.contains("the plan is for 2 ranks, the group has 3")), "{errors:?}");
-    let alone = Group::threads(2).swap_remove(1);
-    let error = Session::open(&one, &alone, &config().with_timeout(Duration::from_millis(200)));
+    let single = Group::threads(2).swap_remove(1);
+    let error = Session::open(&one, &single, &config().with_timeout(Duration::from_millis(200)));
     assert!(error.expect_err("nobody else comes").to_string().contains("rank 0 did not join"));
 }
 
@@ -486,12 +488,12 @@ fn dropping_a_session_ends_the_others_by_name() {
 fn two_sessions_at_once_run_beside_each_other() {
     let plan = counted();
     on_ranks(2, |group| {
-        let mut both = [0, 1].map(|_| Session::open(&plan, &group, &config()).expect("a session"));
-        both.iter_mut().for_each(fill);
+        let mut sessions = [0, 1].map(|_| Session::open(&plan, &group, &config()).expect("a session"));
+        sessions.iter_mut().for_each(fill);
         for _ in 0..20 {
-            both.iter_mut().for_each(|session| session.enqueue().expect("a run begins"));
+            sessions.iter_mut().for_each(|session| session.enqueue().expect("a run begins"));
         }
-        for session in &mut both {
+        for session in &mut sessions {
             session.wait(Duration::from_secs(20)).expect("all end");
             assert_eq!(session.read("state").expect("a state").to_f64(), vec![21.0; 4]);
         }
@@ -530,14 +532,14 @@ impl Bootstrap for RankTable<'_> {
         let round = self.round;
         self.round += 1;
         loop {
-            let mut said = self.said.lock().expect("nobody panics");
-            let rounds = said.len().max(round + 1);
-            said.resize(rounds, vec![None; self.ranks]);
-            said[round][self.rank] = Some(mine.to_vec());
-            if let Some(all) = said[round].iter().cloned().collect() {
+            let mut table = self.said.lock().expect("nobody panics");
+            let rounds = table.len().max(round + 1);
+            table.resize(rounds, vec![None; self.ranks]);
+            table[round][self.rank] = Some(mine.to_vec());
+            if let Some(all) = table[round].iter().cloned().collect() {
                 return Ok(all);
             }
-            drop(said);
+            drop(table);
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -599,16 +601,16 @@ impl Bootstrap for FailsAfterBarrier<'_> {
 fn reports_a_failed_bootstrap_in_the_session() {
     let plan = counted();
     for victim in 0..2 {
-        let said = std::sync::Mutex::new(Vec::new());
-        let table = |rank: usize| RankTable { rank, round: 0, said: &said, ranks: 2 };
+        let table_data = std::sync::Mutex::new(Vec::new());
+        let table = |rank: usize| RankTable { rank, round: 0, said: &table_data, ranks: 2 };
         thread::scope(|scope| {
             scope.spawn(|| {
                 let mut means = FailsAfterBarrier(table(victim));
                 let error = Group::bootstrap(victim as u32, 2, &mut means).expect_err("its means fail");
                 assert!(error.to_string().contains("out of paper"), "{error}");
             });
-            let other = 1 - victim;
-            let group = Group::bootstrap(other as u32, 2, &mut table(other)).expect("a group");
+            let survivor = 1 - victim;
+            let group = Group::bootstrap(survivor as u32, 2, &mut table(survivor)).expect("a group");
             let error = Session::open(&plan, &group, &config()).expect_err("the other rank has failed");
             assert_eq!(error.culprit(), Some(victim as u32), "{error}");
             assert!(error.to_string().contains("out of paper"), "{error}");

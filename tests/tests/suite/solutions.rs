@@ -41,13 +41,13 @@ fn shared_solutions_change_no_lowering() {
                 let (lowered, decisions, _) = lower(&graph, config).expect("a lowered program");
                 (text::print(&lowered), decisions)
             };
-            let alone = lowered(&config);
+            let separate = lowered(&config);
             let with_others = LowerConfig { solutions: shared.clone(), ..config };
-            assert_eq!(alone, lowered(&with_others), "seed {seed}: {with_others:?}");
+            assert_eq!(separate, lowered(&with_others), "seed {seed}: {with_others:?}");
             // All of its solutions are known now.
-            let made = shared.egraphs_built();
-            assert_eq!(alone, lowered(&with_others), "seed {seed} again");
-            assert_eq!(made, shared.egraphs_built(), "seed {seed}: an e-graph is made again");
+            let built = shared.egraphs_built();
+            assert_eq!(separate, lowered(&with_others), "seed {seed} again");
+            assert_eq!(built, shared.egraphs_built(), "seed {seed}: an e-graph is made again");
         }
     }
 }

@@ -8,25 +8,28 @@ const SEEDS: u64 = 160;
 
 #[test]
 fn programs_of_fixed_seeds_run_as_the_interpreter_says() {
-    let mut all = TrialOutcome::default();
+    let mut totals = TrialOutcome::default();
     for seed in 0..SEEDS {
         let done = trial(seed, 4 + (seed as usize * 7) % 26, None).unwrap_or_else(|e| panic!("{e}"));
-        all.runs += done.runs;
-        all.by_rank += done.by_rank;
-        all.collectives += done.collectives;
+        totals.runs += done.runs;
+        totals.by_rank += done.by_rank;
+        totals.collectives += done.collectives;
     }
-    assert!(all.runs > 400 && all.by_rank > 80 && all.collectives > 800, "they test little: {all:?}");
+    assert!(
+        totals.runs > 400 && totals.by_rank > 80 && totals.collectives > 800,
+        "they test little: {totals:?}"
+    );
 }
 
 #[test]
 fn alternating_programs_agree_with_the_interpreter() {
-    let mut all = TrialOutcome::default();
+    let mut totals = TrialOutcome::default();
     for seed in 0..40 {
         let done = shared_trial(seed, 4 + (seed as usize * 7) % 26).unwrap_or_else(|e| panic!("{e}"));
-        all.runs += done.runs;
-        all.collectives += done.collectives;
+        totals.runs += done.runs;
+        totals.collectives += done.collectives;
     }
-    assert!(all.runs > 250 && all.collectives > 400, "they test little: {all:?}");
+    assert!(totals.runs > 250 && totals.collectives > 400, "they test little: {totals:?}");
 }
 
 /// Parts of this program have leaves that are computed from each other, and no drawn element of them changes a result.

@@ -141,8 +141,9 @@ impl CrateModules {
     fn new(files: &BTreeMap<String, String>) -> CrateModules {
         let mut modules = BTreeMap::new();
         for (file, text) in files {
-            let parts = file.trim_end_matches(".rs").split('/').map(str::to_string);
-            let path: Path = parts.filter(|part| !["lib", "main", "mod"].contains(&part.as_str())).collect();
+            let components = file.trim_end_matches(".rs").split('/').map(str::to_string);
+            let path: Path =
+                components.filter(|part| !["lib", "main", "mod"].contains(&part.as_str())).collect();
             if !path.iter().any(|part| part == "tests") {
                 modules.insert(path, module(file, text));
             }
@@ -177,12 +178,12 @@ impl CrateModules {
             return Some((at, name.clone()));
         }
         module.uses.iter().find_map(|import| {
-            let mut to = self.absolute(&at, &import.path)?;
+            let mut target = self.absolute(&at, &import.path)?;
             if import.name == "*" {
-                to.pop();
-                to.push(name.clone());
+                target.pop();
+                target.push(name.clone());
             }
-            (import.name == *name || import.name == "*").then(|| self.definition(&to, seen)).flatten()
+            (import.name == *name || import.name == "*").then(|| self.definition(&target, seen)).flatten()
         })
     }
 
@@ -246,10 +247,10 @@ fn names_are_followed_to_where_they_are_defined() {
     // By a re-export, by a path in the code, through a glob.
     let a = |text| ("a.rs", text);
     let b = ("b.rs", "use crate::A;\npub struct B(A);\n");
-    let found = ["a.rs -> b.rs: {\"B\"}", "b.rs -> a.rs: {\"A\"}"];
-    assert_eq!(circles(&[lib, a("use super::{b::{self, B as Other}, c};\npub struct A;\n"), b]), found);
-    assert_eq!(circles(&[lib, a("pub struct A;\nfn f(_: crate::B) {}\n"), b]), found);
-    assert_eq!(circles(&[lib, a("use crate::b;\npub struct A;\nfn f(_: b::B) {}\n"), b]), found);
+    let expected = ["a.rs -> b.rs: {\"B\"}", "b.rs -> a.rs: {\"A\"}"];
+    assert_eq!(circles(&[lib, a("use super::{b::{self, B as Other}, c};\npub struct A;\n"), b]), expected);
+    assert_eq!(circles(&[lib, a("pub struct A;\nfn f(_: crate::B) {}\n"), b]), expected);
+    assert_eq!(circles(&[lib, a("use crate::b;\npub struct A;\nfn f(_: b::B) {}\n"), b]), expected);
     // Tests and comments need nothing, nor does who only re-exports.
     let tested = "pub struct A;\n// crate::B\n\n#[cfg(test)]\nmod tests {\n    use crate::B;\n}\n";
     assert_eq!(circles(&[lib, a(tested), b]), [""; 0]);

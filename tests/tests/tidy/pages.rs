@@ -51,7 +51,7 @@ fn linked_files(line: &str) -> Vec<&str> {
 #[test]
 fn paths_in_pages_exist() {
     let mut missing = Vec::new();
-    let mut found = 0;
+    let mut count = 0;
     for page in pages() {
         let text = read_to_string(root().join(&page)).expect("UTF-8 text");
         let folder = root().join(&page).parent().expect("a folder").to_path_buf();
@@ -59,7 +59,7 @@ fn paths_in_pages_exist() {
             let quoted = quoted_paths(line).into_iter().map(|path| (path, root().join(path)));
             let linked = linked_files(line).into_iter().map(|path| (path, folder.join(path)));
             for (path, file) in quoted.chain(linked) {
-                found += 1;
+                count += 1;
                 if !file.exists() {
                     missing.push(format!("{}: {path}", page.display()));
                 }
@@ -67,5 +67,5 @@ fn paths_in_pages_exist() {
         }
     }
     assert!(missing.is_empty(), "paths that do not exist: {missing:#?}");
-    assert!(found > 100, "expected the paths of the pages, found {found}");
+    assert!(count > 100, "expected the paths of the pages, found {count}");
 }

@@ -57,12 +57,12 @@ impl ProgramArgs {
 
     /// The given options that only apply to programs, because a plan has fixed these things.
     pub fn provided_options(&self) -> impl Iterator<Item = &'static str> {
-        let given = [
+        let options = [
             ("--group", !self.groups.is_empty()),
             ("--op", !self.ops.is_empty()),
             ("--dim", !self.dims.is_empty()),
         ];
-        given.into_iter().filter(|(_, given)| *given).map(|(option, _)| option)
+        options.into_iter().filter(|(_, is_given)| *is_given).map(|(option, _)| option)
     }
 }
 
@@ -129,7 +129,7 @@ pub struct CompileArgs {
 impl CompileArgs {
     /// The given options, for commands that do not use them.
     pub fn provided_options(&self) -> impl Iterator<Item = &'static str> {
-        let given = [
+        let options = [
             ("--machine", self.machine.is_some()),
             ("--bucket", !self.buckets.is_empty()),
             ("--bind", !self.bind.is_empty()),
@@ -141,7 +141,7 @@ impl CompileArgs {
             ("--no-coalesce", self.no_coalesce),
             ("--numerics", self.numerics.is_some()),
         ];
-        given.into_iter().filter(|(_, given)| *given).map(|(option, _)| option)
+        options.into_iter().filter(|(_, is_given)| *is_given).map(|(option, _)| option)
     }
 
     /// The profile file, if `--machine` names a file.

@@ -72,11 +72,11 @@ pub fn parse_variant(text: &str) -> Result<CollectiveVariant, String> {
 
 /// The number of rows and the number of elements in a row: `8x4096`.
 pub fn parse_rows(text: &str) -> Result<[usize; 2], String> {
-    let parts = text.split_once('x').and_then(|(r, e)| Some([r.parse().ok()?, e.parse().ok()?]));
+    let rows = text.split_once('x').and_then(|(r, e)| Some([r.parse().ok()?, e.parse().ok()?]));
     let is_supported = |[rows, elements]: &[usize; 2]| {
         (1..=1 << 16).contains(rows) && (1..=1 << 16).contains(elements) && rows * elements <= 1 << 26
     };
-    parts.filter(is_supported).ok_or_else(|| {
+    rows.filter(is_supported).ok_or_else(|| {
         format!(
             "expected ROWSxELEMENTS such as 8x4096, at most 65536 of each and 2^26 elements in all; found {text:?}"
         )

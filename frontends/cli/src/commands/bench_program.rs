@@ -47,17 +47,17 @@ pub fn bench_program(args: &BenchProgramArgs, self_command: &SelfCommand) -> Res
     refuse_overwrite(args.profile_trace.as_deref(), &named.collect::<Vec<_>>())?;
     let subject = open_subject(args)?;
     let plan = &subject.plan;
-    let all = sizes_to_measure(plan, &args.set)?;
-    if let (Some(file), true) = (&args.profile_trace, all.len() > 1) {
+    let all_sizes = sizes_to_measure(plan, &args.set)?;
+    if let (Some(file), true) = (&args.profile_trace, all_sizes.len() > 1) {
         bail!(
             "{}: a trace is for one bucket, found {} buckets; choose the sizes of one with --set",
             file.display(),
-            all.len()
+            all_sizes.len()
         );
     }
     let measure = ProgramMeasurement::new(args, self_command, plan)?;
-    let mut measured = Vec::with_capacity(all.len());
-    for (label, bindings) in &all {
+    let mut measured = Vec::with_capacity(all_sizes.len());
+    for (label, bindings) in &all_sizes {
         let estimated = match &subject.profile {
             Some(profile) => Some(symmc::estimate_at(plan, profile, bindings)?.total_us),
             None => None,
@@ -71,14 +71,14 @@ pub fn bench_program(args: &BenchProgramArgs, self_command: &SelfCommand) -> Res
 
 fn open_subject(args: &BenchProgramArgs) -> Result<BenchSubject> {
     if load::is_plan_argument(&args.program)? {
-        let given = args.program.provided_options().chain(args.compile.provided_options());
-        load::refuse_program_options(args.program.first_path(), given)?;
+        let options = args.program.provided_options().chain(args.compile.provided_options());
+        load::refuse_program_options(args.program.first_path(), options)?;
         let plan = load::open_plan(&args.program)?;
         let profile = MachineProfile::builtin(&plan.machine);
         return Ok(BenchSubject { plan, profile });
     }
-    let given = load::provided_extents(&args.program, &args.compile, &args.set);
-    let mut program = load::open_program(&args.program, given, None)?;
+    let extents = load::provided_extents(&args.program, &args.compile, &args.set);
+    let mut program = load::open_program(&args.program, extents, None)?;
     load::infer_ranks(&mut program)?;
     let ranks = program.graph.ranks.unwrap_or(0);
     let config = match args.backend {
@@ -197,13 +197,13 @@ fn format_times(args: &BenchProgramArgs, plan: &CheckedPlan, measured: &[Measure
         BenchBackendArg::Host => String::new(),
     };
     if let [MeasuredSizes { estimated, us: RunMicros { least, median, most }, .. }] = measured {
-        let most = most.map_or(String::new(), |most| format!(", most {most:.1}"));
+        let maximum = most.map_or(String::new(), |most| format!(", most {most:.1}"));
         let estimated = match estimated {
             Some(us) => format!("; estimated {us:.1} µs, measured / estimated {:.2}", median / us),
             None => format!("; no estimate, because the profile of {} is not built in", plan.machine),
         };
         return format!(
-            "{name}: {median:.1} µs (median of {how}; least {least:.1}{most}; {graph}{ranks}){estimated}\n"
+            "{name}: {median:.1} µs (median of {how}; least {least:.1}{maximum}; {graph}{ranks}){estimated}\n"
         );
     }
     let header = ["sizes", "estimated µs", "measured µs", "measured / estimated", "least µs"];

@@ -21,26 +21,26 @@ pub fn doctor(args: &DoctorArgs, self_command: &SelfCommand) -> Result<ExitCode>
         Prober { program: self_command.program.clone(), args: self_command.args_with(&["doctor", "--part"]) };
     let limit = Duration::from_secs_f64(args.timeout);
     let config = DoctorConfig::default().with_timeout(limit).with_prober(prober);
-    let found = with_spinner("checking drivers and libraries", || symmc::doctor(&config));
+    let diagnosis = with_spinner("checking drivers and libraries", || symmc::doctor(&config));
     match args.format {
-        DoctorFormat::Text => print_text(&format_diagnosis(&found))?,
-        DoctorFormat::Json => print_exact(&(serde_json::to_string_pretty(&found)? + "\n"))?,
+        DoctorFormat::Text => print_text(&format_diagnosis(&diagnosis))?,
+        DoctorFormat::Json => print_exact(&(serde_json::to_string_pretty(&diagnosis)? + "\n"))?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// A line for each check, and a last line with the number of checks of each status and a conclusion.
-fn format_diagnosis(found: &Diagnosis) -> String {
-    let width = found.checks.iter().map(|c| c.name.len()).max().unwrap_or(0);
+fn format_diagnosis(diagnosis: &Diagnosis) -> String {
+    let width = diagnosis.checks.iter().map(|c| c.name.len()).max().unwrap_or(0);
     let line = |c: &DoctorCheck| {
         let remedy = c.remedy.as_ref().map_or(String::new(), |r| format!(": {r}"));
         format!("{:<8} {:<width$}  {}{remedy}\n", c.status.name(), c.name, c.found)
     };
-    let lines: String = found.checks.iter().map(line).collect();
-    let count = |status: CheckStatus| found.checks.iter().filter(|c| c.status == status).count();
-    let all = [CheckStatus::Ok, CheckStatus::Limited, CheckStatus::Missing, CheckStatus::Unknown];
-    let counts: Vec<String> = all.map(|s| format!("{} {}", count(s), s.name())).into();
-    format!("symmc {}\n{lines}{}; {}\n", found.symmc, counts.join(", "), verdict(&found.checks))
+    let lines: String = diagnosis.checks.iter().map(line).collect();
+    let count = |status: CheckStatus| diagnosis.checks.iter().filter(|c| c.status == status).count();
+    let statuses = [CheckStatus::Ok, CheckStatus::Limited, CheckStatus::Missing, CheckStatus::Unknown];
+    let counts: Vec<String> = statuses.map(|s| format!("{} {}", count(s), s.name())).into();
+    format!("symmc {}\n{lines}{}; {}\n", diagnosis.symmc, counts.join(", "), verdict(&diagnosis.checks))
 }
 
 /// A conclusion from all checks: where plans run on this machine.

@@ -142,7 +142,7 @@ impl PackOutcome<'_> {
 /// The first names of a list, with a count of the others.
 fn first_names(names: &[&str]) -> String {
     const SHOWN: usize = 20;
-    let rest = names.len().saturating_sub(SHOWN);
-    let shown = names[..names.len() - rest].join(", ");
-    if rest == 0 { shown } else { format!("{shown} and {rest} more") }
+    let hidden = names.len().saturating_sub(SHOWN);
+    let shown = names[..names.len() - hidden].join(", ");
+    if hidden == 0 { shown } else { format!("{shown} and {hidden} more") }
 }

@@ -33,10 +33,11 @@ pub fn man(args: &ManArgs) -> Result<ExitCode> {
     }
     let mut command = &root;
     for name in &args.command {
-        let Some(found) = command.find_subcommand(name).filter(|found| !found.is_hide_set()) else {
+        let Some(subcommand) = command.find_subcommand(name).filter(|subcommand| !subcommand.is_hide_set())
+        else {
             bail!("expected the name of a command; {} has no command {name}", command.get_name());
         };
-        command = found;
+        command = subcommand;
     }
     print_exact(&render_page(command)?)?;
     Ok(ExitCode::SUCCESS)

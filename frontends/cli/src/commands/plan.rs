@@ -26,9 +26,9 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
     let named = args.program.program.iter().chain(&args.tensors).cloned().chain(args.compile.machine_file());
     refuse_overwrite(args.output.as_deref(), &named.collect::<Vec<_>>())?;
     let tensors = load::open_tensors(args.tensors.as_deref())?;
-    let mut given = load::provided_extents(&args.program, &args.compile, &[]);
-    given.recorded_shapes = tensors.as_ref().map_or_else(Vec::new, |file| file.argument_shapes());
-    let mut program = load::open_program(&args.program, given, tensors.as_ref())?;
+    let mut extents = load::provided_extents(&args.program, &args.compile, &[]);
+    extents.recorded_shapes = tensors.as_ref().map_or_else(Vec::new, |file| file.argument_shapes());
+    let mut program = load::open_program(&args.program, extents, tensors.as_ref())?;
     load::infer_ranks(&mut program)?;
     refuse_overwrite(args.output.as_deref(), &program.files)?;
     let config = load::host_config(&args.compile, program.graph.ranks.unwrap_or(0))?;
@@ -37,12 +37,12 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
         print_text(&compare_orders(&program, &config)?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let made = with_spinner("planning", || symmc::compile_with_report(&program, &config));
-    if let (Some(plan), Some(path)) = (made.as_ref().err().and_then(symmc::Error::plan), &args.output) {
+    let compiled = with_spinner("planning", || symmc::compile_with_report(&program, &config));
+    if let (Some(plan), Some(path)) = (compiled.as_ref().err().and_then(symmc::Error::plan), &args.output) {
         // The plan does not check, which is a defect of symmc: the file is for the report of the defect.
         write_plan(plan, path)?;
     }
-    let (plan, compile_report) = made?;
+    let (plan, compile_report) = compiled?;
     // The process ends with this command, which frees their memory at once.
     let plan = ManuallyDrop::new(plan);
     let program = ManuallyDrop::new(program);
@@ -93,9 +93,9 @@ fn report_saved_plan(args: &PlanArgs) -> Result<ExitCode> {
         ("--orders", args.orders),
         ("--timing", args.timing),
     ];
-    let other_options = other_options.into_iter().filter(|(_, given)| *given).map(|(option, _)| option);
-    let given = args.program.provided_options().chain(compile_options).chain(other_options);
-    load::refuse_program_options(path, given)?;
+    let other_options = other_options.into_iter().filter(|(_, is_given)| *is_given).map(|(option, _)| option);
+    let options = args.program.provided_options().chain(compile_options).chain(other_options);
+    load::refuse_program_options(path, options)?;
     let plan = load::open_plan(&args.program)?;
     let profile = find_profile(args, &plan)?;
     print_plan(args, &plan, || match profile {

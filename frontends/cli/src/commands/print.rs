@@ -40,9 +40,9 @@ pub fn print(args: &PrintArgs) -> Result<ExitCode> {
 /// The programs of a stage, each with a comment that names its bucket if the stage has one program per bucket.
 fn programs_of_stage(args: &PrintArgs) -> Result<Vec<(Option<String>, Graph)>> {
     let tensors = load::open_tensors(args.tensors.as_deref())?;
-    let mut given = load::provided_extents(&args.program, &args.compile, &[]);
-    given.recorded_shapes = tensors.as_ref().map_or_else(Vec::new, |file| file.argument_shapes());
-    let mut program = load::open_program(&args.program, given, tensors.as_ref())?;
+    let mut extents = load::provided_extents(&args.program, &args.compile, &[]);
+    extents.recorded_shapes = tensors.as_ref().map_or_else(Vec::new, |file| file.argument_shapes());
+    let mut program = load::open_program(&args.program, extents, tensors.as_ref())?;
     if args.stage != PrintStage::Imported {
         load::infer_ranks(&mut program)?;
     }

@@ -57,8 +57,8 @@ pub fn format_outputs(graph: &Graph, ranks: Range<usize>, outputs: &[Vec<Tensor>
 
 /// Minimum, maximum and mean of the finite elements, and the number of other elements.
 fn summarize_tensor(tensor: &Tensor) -> String {
-    let mut least = None;
-    let mut most = None;
+    let mut min_index = None;
+    let mut max_index = None;
     let mut sum = 0.0;
     let mut finite = 0usize;
     for i in 0..tensor.numel() {
@@ -68,21 +68,21 @@ fn summarize_tensor(tensor: &Tensor) -> String {
         }
         finite += 1;
         sum += x;
-        if least.is_none_or(|at| x < tensor.get_f64(at)) {
-            least = Some(i);
+        if min_index.is_none_or(|index| x < tensor.get_f64(index)) {
+            min_index = Some(i);
         }
-        if most.is_none_or(|at| x > tensor.get_f64(at)) {
-            most = Some(i);
+        if max_index.is_none_or(|index| x > tensor.get_f64(index)) {
+            max_index = Some(i);
         }
     }
-    let others = tensor.numel() - finite;
-    let others = if others == 0 { String::new() } else { format!(", {others} NaN or infinite") };
-    match (least, most) {
-        (Some(least), Some(most)) => {
-            let (least, most) = (tensor.element_text(least), tensor.element_text(most));
-            format!("min {least}, max {most}, mean {:.4e}{others}", sum / finite as f64)
+    let nonfinite = tensor.numel() - finite;
+    let nonfinite = if nonfinite == 0 { String::new() } else { format!(", {nonfinite} NaN or infinite") };
+    match (min_index, max_index) {
+        (Some(min_index), Some(max_index)) => {
+            let (min, max) = (tensor.element_text(min_index), tensor.element_text(max_index));
+            format!("min {min}, max {max}, mean {:.4e}{nonfinite}", sum / finite as f64)
         }
-        _ => others.trim_start_matches(", ").to_string(),
+        _ => nonfinite.trim_start_matches(", ").to_string(),
     }
 }
 
@@ -133,7 +133,7 @@ impl ComparedOutput<'_> {
     fn comparison_line(&self, c: &TensorComparison) -> String {
         let tolerance = self.tolerance;
         match (c.agrees(), &c.type_mismatch) {
-            (_, Some(what)) => format!("FAILED: {what}"),
+            (_, Some(reason)) => format!("FAILED: {reason}"),
             (false, None) => format!("FAILED: {c} (allowed {tolerance})"),
             (true, None) if c.is_equal() => c.to_string(),
             (true, None) => format!("{c} (allowed {tolerance})"),
@@ -159,9 +159,9 @@ pub fn compare_outputs(
     // Noise only widens default tolerances, and only the interpreter can run with noise.
     let has_noise = reference.with == CompareMode::Interpreter && reference.tolerances.are_default();
     let mut compared = Vec::new();
-    for (rank, found) in ranks.zip(outputs) {
+    for (rank, actual) in ranks.zip(outputs) {
         let Some(expected) = reference.expected.get(rank) else { continue };
-        let outputs = found.iter().zip(expected).zip(reference.histories).enumerate();
+        let outputs = actual.iter().zip(expected).zip(reference.histories).enumerate();
         compared.extend(outputs.filter_map(|(index, ((found, expected), history))| {
             // Outputs that replace an input are not recorded.
             let expected = expected.as_deref()?;
@@ -173,9 +173,9 @@ pub fn compare_outputs(
     if has_noise {
         measure_sensitivity(&mut compared, reference.with_noise)?;
     }
-    let what =
+    let reference_name =
         if reference.with == CompareMode::Interpreter { "the interpreter" } else { "the recorded outputs" };
-    let mut text = format!("{}: compared with {what}\n", graph.name);
+    let mut text = format!("{}: compared with {reference_name}\n", graph.name);
     let mut agrees = true;
     for output in &compared {
         let comparison = output.compare();
@@ -202,10 +202,10 @@ fn measure_sensitivity(
         let spread = interp::spread_of_beyond(output.found, output.expected, output.tolerance);
         output.spread = Some(spread).filter(|spread| spread.elements().next().is_some());
     }
-    let mut left = count_all_unexplained(compared);
+    let mut unexplained = count_all_unexplained(compared);
     let mut idle = 0;
     for seed in 0..NOISY_RUNS {
-        if left == 0 || idle == IDLE_RUNS {
+        if unexplained == 0 || idle == IDLE_RUNS {
             break;
         }
         let noisy = with_noise(seed)?;
@@ -215,8 +215,8 @@ fn measure_sensitivity(
             }
         }
         let now = count_all_unexplained(compared);
-        idle = if now < left { 0 } else { idle + 1 };
-        left = now;
+        idle = if now < unexplained { 0 } else { idle + 1 };
+        unexplained = now;
     }
     Ok(())
 }

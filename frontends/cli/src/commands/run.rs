@@ -170,12 +170,12 @@ fn decline_run(membership: Option<&Membership>, error: &anyhow::Error) {
 fn find_membership(args: &RunArgs) -> Result<Option<Membership>> {
     match args.backend {
         BackendArg::Host | BackendArg::Cuda => {
-            let found = Membership::detect(args.launch.into())
+            let detected = Membership::detect(args.launch.into())
                 .map_err(|error| symmc::Error::from(with_launch_hint(error)))?;
-            if let Some(note) = found.note {
+            if let Some(note) = detected.note {
                 messages::note(&note);
             }
-            Ok(found.membership)
+            Ok(detected.membership)
         }
         BackendArg::Threads | BackendArg::Interpreter => Ok(None),
     }
@@ -210,12 +210,12 @@ fn output_path(args: &RunArgs, membership: Option<&Membership>) -> Result<Option
 }
 
 fn format_timing(times: RunTimes, all: Duration) -> String {
-    let least = times.least.as_secs_f64() * 1e6;
+    let shortest = times.least.as_secs_f64() * 1e6;
     let median = times.median.as_secs_f64() * 1e6;
     let runs = format_count(times.runs, "run");
     let each = match times.runs {
         0 | 1 => format_micros(median),
-        _ => format!("least {}, median {}", format_micros(least), format_micros(median)),
+        _ => format!("least {}, median {}", format_micros(shortest), format_micros(median)),
     };
     format!("{runs} in {:.2} ms, with the start of the ranks; each: {each}", all.as_secs_f64() * 1e3)
 }
@@ -249,8 +249,9 @@ struct RunSubject {
 fn open_subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<RunSubject> {
     if load::is_plan_argument(&args.program)? {
         let plan_option = args.plan.as_ref().map(|_| "--plan");
-        let given = args.program.provided_options().chain(args.compile.provided_options()).chain(plan_option);
-        load::refuse_program_options(args.program.first_path(), given)?;
+        let options =
+            args.program.provided_options().chain(args.compile.provided_options()).chain(plan_option);
+        load::refuse_program_options(args.program.first_path(), options)?;
         let plan = load::open_plan(&args.program)?;
         let source = plan.source_program().clone();
         return Ok(RunSubject { plan, source, weights: Weights::default(), files: Vec::new() });
@@ -259,19 +260,19 @@ fn open_subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Run
         Some(path) => Some((path, symmc::into_checked_plan(load::read_plan(path)?)?)),
         None => None,
     };
-    let mut given = load::provided_extents(&args.program, &args.compile, &args.set);
+    let mut extents = load::provided_extents(&args.program, &args.compile, &args.set);
     match (&saved, tensors) {
         // The program gets the ranges that the plan was made for.
         (Some((_, plan)), _) => {
             let symbols = plan.source_program().symbols.values();
-            given.fallback_bounds = symbols.map(|s| (s.name.clone(), s.max)).collect();
+            extents.fallback_bounds = symbols.map(|s| (s.name.clone(), s.max)).collect();
         }
         (None, Some(file)) if args.seed.is_none() && args.set.is_empty() => {
-            given.recorded_shapes = file.argument_shapes();
+            extents.recorded_shapes = file.argument_shapes();
         }
         _ => {}
     }
-    let mut program = load::open_program(&args.program, given, tensors)?;
+    let mut program = load::open_program(&args.program, extents, tensors)?;
     load::infer_ranks(&mut program)?;
     let plan = match saved {
         Some((path, plan)) => {
@@ -352,7 +353,7 @@ fn check_option_conflicts(args: &RunArgs) -> Result<()> {
     match args.backend {
         BackendArg::Cuda => gpu::present()?,
         _ => {
-            if let Some((option, _)) = gpu_options.iter().find(|(_, given)| *given) {
+            if let Some((option, _)) = gpu_options.iter().find(|(_, is_given)| *is_given) {
                 bail!("{option} has no effect without --backend cuda");
             }
         }
@@ -462,11 +463,11 @@ fn mutates_inputs(plan: &CheckedPlan) -> bool {
 fn recorded_outputs(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<ExpectedOutputs> {
     let Some(file) = &args.tensors else { bail!("--compare recorded needs --tensors") };
     let file = file.display();
-    let others = "--compare interpreter compares with the interpreter, --compare none does not compare";
+    let alternatives = "--compare interpreter compares with the interpreter, --compare none does not compare";
     match (&work.expected, &work.incomparable) {
         (Some(_), _) if args.repeat > 1 && mutates_inputs(plan) => bail!(
             "{file}: the recorded outputs are for one run, because {} changes its inputs in each run; found --repeat {}; \
-             {others}",
+             {alternatives}",
             plan.source.name,
             args.repeat
         ),
@@ -474,7 +475,7 @@ fn recorded_outputs(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Resu
             .iter()
             .map(|rank| rank.iter().map(|t| t.as_ref().map(Tensor::load_to_memory).transpose()).collect())
             .collect::<std::io::Result<_>>()?),
-        (None, Some(why)) => bail!("{file}: {why}; {others}"),
-        (None, None) => bail!("{file}: the file records no outputs (rank<r>.out.<i>); {others}"),
+        (None, Some(why)) => bail!("{file}: {why}; {alternatives}"),
+        (None, None) => bail!("{file}: the file records no outputs (rank<r>.out.<i>); {alternatives}"),
     }
 }

@@ -92,7 +92,7 @@ fn value_accesses<'a>(planned: &PlannedBucket<'a>, base: ValueId) -> Vec<ValueAc
             let result = node.outputs.iter().position(|&result| result == base);
             let is_shared_result = result
                 .zip(kind)
-                .is_some_and(|(place, k)| k.shared_results(node.outputs.len()).contains(&place));
+                .is_some_and(|(operand, k)| k.shared_results(node.outputs.len()).contains(&operand));
             (reads || writes).then_some(ValueAccess {
                 step,
                 node,
@@ -161,7 +161,7 @@ fn occupancy_text(planned: &PlannedBucket<'_>, b: &Buffer, accesses: &[ValueAcce
             && bucket.steps[access.step].exit == Some(ExitBarrier::Dropped)
             && collective_contract(planned, access.node).is_some_and(|(c, ..)| c.peer_access.reads_operand())
     });
-    let last = accesses.last().map(|access| access.step);
+    let last_access = accesses.last().map(|access| access.step);
     let by_rendezvous =
         dropped.and_then(|access| Some((access.step, next_rendezvous(planned, access.step)?)));
     if let Some((s, y)) = by_rendezvous.filter(|(s, y)| b.last < b.first || (y >= s && *y + 1 >= b.last)) {
@@ -172,14 +172,14 @@ fn occupancy_text(planned: &PlannedBucket<'_>, b: &Buffer, accesses: &[ValueAcce
             step_name(bucket, s),
             step_name(bucket, y)
         );
-    } else if let Some(s) = last.filter(|&s| is_within(s) && s < b.last && communicates(planned, s)) {
+    } else if let Some(s) = last_access.filter(|&s| is_within(s) && s < b.last && communicates(planned, s)) {
         let reason = match bucket.steps[s].lane {
             Lane::Comm => "may still be running",
             // Values are placed before collectives move to the compute lane.
             Lane::Compute => "counted as running when values were placed",
         };
         let _ = write!(out, ": until then {} {reason}", step_name(bucket, s));
-    } else if last == Some(b.last) {
+    } else if last_access == Some(b.last) {
         out.push_str(", its last use");
     } else {
         out.push_str(", because of other values in the buffer");
@@ -213,9 +213,9 @@ fn neighbour_texts(planned: &PlannedBucket<'_>, index: usize, base: ValueId) -> 
     let bucket = planned.bucket;
     let buffer = &bucket.buffers[index];
     let mut out = Vec::new();
-    let others = values_in_buffer(planned, index, base);
-    if !others.is_empty() {
-        out.push(format!("in the same buffer: {}", abbreviate(&others)));
+    let other_values = values_in_buffer(planned, index, base);
+    if !other_values.is_empty() {
+        out.push(format!("in the same buffer: {}", abbreviate(&other_values)));
     }
     let end = |b: &Buffer| b.offset + b.size;
     let overlapping: Vec<(usize, &Buffer)> = bucket

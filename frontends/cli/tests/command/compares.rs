@@ -31,9 +31,9 @@ fn run(dir: &Path, options: &str, edit: impl Fn(&mut Vec<Named<'static>>)) -> st
 }
 
 fn command(dir: &Path, options: &str, edit: impl Fn(&mut Vec<Named<'static>>)) -> std::process::Command {
-    let mut all = recorded_tensors();
-    edit(&mut all);
-    let (program, file) = (write(dir, "sum.symm", SUM.as_bytes()), tensors(dir, "t.safetensors", &all));
+    let mut recorded = recorded_tensors();
+    edit(&mut recorded);
+    let (program, file) = (write(dir, "sum.symm", SUM.as_bytes()), tensors(dir, "t.safetensors", &recorded));
     symmc(&format!("run {program} --tensors {file} --backend threads {options}"))
 }
 
@@ -54,8 +54,8 @@ fn find_tensor<'a>(all: &'a mut [Named<'static>], name: &str) -> &'a mut Named<'
 fn outputs_recorded_otherwise_are_errors() {
     for strange in ["rank0.output.0", "rank0.out0", "rank0.out.zero", "rank00.out.0", "out.0", "rank0.OUT.0"]
     {
-        let parts = ["rank0.out.0 is missing", strange, "t.safetensors", "--compare none"];
-        assert_rejected("", &parts, |all| find_tensor(all, "rank0.out.0").0 = strange);
+        let messages = ["rank0.out.0 is missing", strange, "t.safetensors", "--compare none"];
+        assert_rejected("", &messages, |all| find_tensor(all, "rank0.out.0").0 = strange);
     }
     // The names are also reported if no tensor has the name of an output.
     assert_rejected("", &["rank0.out.0 is missing", "rank0..1.output.0"], |all| {
@@ -124,9 +124,9 @@ fn unused_tensors_are_named() {
     for name in ["rank0..1.w.spare", "scale", "rank0.hidden.3"] {
         assert!(text.contains(name), "{name} is missing in\n{text}");
     }
-    let more = run(dir.path(), "", |all| all.push(("rank1.in.2", "F32", &[1], f32s(&[0.0]))));
-    let text = String::from_utf8_lossy(&more.stderr).into_owned();
-    assert_eq!(more.status.code(), Some(2), "{text}");
+    let surplus = run(dir.path(), "", |all| all.push(("rank1.in.2", "F32", &[1], f32s(&[0.0]))));
+    let text = String::from_utf8_lossy(&surplus.stderr).into_owned();
+    assert_eq!(surplus.status.code(), Some(2), "{text}");
     assert!(text.contains("rank1.in.2: the program has 2 arguments that are tensors"), "{text}");
     let quiet = run(dir.path(), "", |_| ());
     assert!(quiet.status.success() && quiet.stderr.is_empty(), "{quiet:?}");
@@ -139,13 +139,13 @@ fn a_program_without_arguments_is_compared() {
                    %y: f32[2] = all_reduce %w op=sum group=@g\nreturn %y\n";
     let program = write(dir.path(), "p.symm", program.as_bytes());
     for (last, code) in [(6.0, 0), (6.5, 1)] {
-        let all: [Named<'_>; 4] = [
+        let recorded: [Named<'_>; 4] = [
             ("rank0.w.w", "F32", &[2], f32s(&[1.0, 2.0])),
             ("rank1.w.w", "F32", &[2], f32s(&[3.0, 4.0])),
             ("rank0.out.0", "F32", &[2], f32s(&[4.0, 6.0])),
             ("rank1.out.0", "F32", &[2], f32s(&[4.0, last])),
         ];
-        let file = tensors(dir.path(), "t.safetensors", &all);
+        let file = tensors(dir.path(), "t.safetensors", &recorded);
         let out = output(&mut symmc(&format!("run {program} --tensors {file}")));
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
         assert_eq!(out.status.code(), Some(code), "{text}");
@@ -197,9 +197,9 @@ fn recorded_outputs_of_stateful_programs_allow_one_run() {
     let program = "program \"count\" ranks 1\nparam %s: f32[1] source \"s\"\n%n: f32[1] = add %s, %s\n\
                    %y: f32[1] = mul %n, %n\nmutate %s = %n\nreturn %y\n";
     let program = write(dir.path(), "p.symm", program.as_bytes());
-    let all: [Named<'_>; 2] =
+    let recorded: [Named<'_>; 2] =
         [("rank0.w.s", "F32", &[1], f32s(&[1.0])), ("rank0.out.0", "F32", &[1], f32s(&[4.0]))];
-    let file = tensors(dir.path(), "t.safetensors", &all);
+    let file = tensors(dir.path(), "t.safetensors", &recorded);
     let line = format!("run {program} --tensors {file}");
     assert!(stdout(&line).contains("compared with the recorded outputs"));
     let text = failure(&mut symmc(&format!("{line} --repeat 2")), 2);
@@ -238,8 +238,9 @@ fn outputs_are_written_as_tensor_files_are_read() {
                 (&dtype.into(), &serde_json::json!(shape)),
                 "{name}"
             );
-            let at = |i: usize| 8 + length + entry["data_offsets"][i].as_u64().expect("an offset") as usize;
-            assert_eq!(bytes[at(0)..at(1)], expected, "{name} on {backend}");
+            let position =
+                |i: usize| 8 + length + entry["data_offsets"][i].as_u64().expect("an offset") as usize;
+            assert_eq!(bytes[position(0)..position(1)], expected, "{name} on {backend}");
         }
     }
     let beside: Vec<_> = std::fs::read_dir(dir.path()).expect("a folder").flatten().collect();
@@ -249,23 +250,23 @@ fn outputs_are_written_as_tensor_files_are_read() {
 #[test]
 fn an_output_file_is_whole_or_not_there() {
     let dir = tempfile::tempdir().expect("a folder");
-    let here = dir.path().display().to_string();
+    let folder = dir.path().display().to_string();
     let says = |line: &str, parts: &[&str]| {
         let text = failure(&mut symmc(line), 2);
         parts.iter().for_each(|part| assert!(text.contains(part), "{part:?} is missing in\n{text}"));
     };
     let run = "run hf_llama_tp2.pt2 --tensors hf_llama_tp2.safetensors";
-    says(&format!("{run} --output {here}"), &["this is a folder", "outputs"]);
-    says(&format!("{run} --output {here}/no/o.safetensors"), &["no folder", "/no"]);
+    says(&format!("{run} --output {folder}"), &["this is a folder", "outputs"]);
+    says(&format!("{run} --output {folder}/no/o.safetensors"), &["no folder", "/no"]);
     says(
         &format!("{run} --output hf_llama_tp2.safetensors"),
         &["read by the same command", "hf_llama_tp2.safetensors"],
     );
-    says(&format!("{run} --set tokens=3 --seed 1 --output {here}/o.safetensors"), &["tokens"]);
-    let out = output(&mut symmc(&format!("{run} --output {here}/o.safetensors --timeout 0.001 --chaos 1")));
+    says(&format!("{run} --set tokens=3 --seed 1 --output {folder}/o.safetensors"), &["tokens"]);
+    let out = output(&mut symmc(&format!("{run} --output {folder}/o.safetensors --timeout 0.001 --chaos 1")));
     assert!(out.status.success() || std::fs::read_dir(dir.path()).expect("a folder").count() == 0);
     // The outputs are written even if the comparison fails: they are then of most use.
-    let out = output(&mut symmc(&format!("{run} --output {here}/o.safetensors --atol 0 --rtol 0")));
+    let out = output(&mut symmc(&format!("{run} --output {folder}/o.safetensors --atol 0 --rtol 0")));
     assert_eq!(out.status.code(), Some(1));
     assert_eq!(std::fs::read_dir(dir.path()).expect("a folder").count(), 1);
 }
@@ -295,14 +296,14 @@ fn drawn_operands_of_collectives_differ_by_rank() {
         let line =
             format!("run {program} --seed 1 {option} --compare interpreter --output {}", file.display());
         let out = output(&mut symmc(&line));
-        let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        assert!(out.status.success(), "{said}");
+        let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.success(), "{stderr}");
         let note = match option {
             "--draw shared" => "arguments drawn from seed 1, the same on all ranks",
             "--draw per-rank" => "arguments drawn from seed 1, different on each rank",
             _ => "arguments drawn from seed 1, different on each rank for %x",
         };
-        assert!(said.contains(&format!("note: {note}\n")), "{said}");
+        assert!(stderr.contains(&format!("note: {note}\n")), "{stderr}");
         let outputs = symmc::TensorFile::open(&file).expect("outputs");
         let gathered = outputs.get("rank0.out.0").expect("f32").expect("an output").to_f64();
         assert_eq!(gathered[..4] != gathered[4..], differs, "{option}");

@@ -73,14 +73,14 @@ fn library(folder: &Path, name: &str, code: &str) -> String {
 
 #[test]
 fn a_report_has_the_same_lines_everywhere() {
-    let all = report(&mut symmc("doctor --format json"));
+    let checks = report(&mut symmc("doctor --format json"));
     let out = output(&mut symmc("doctor"));
     let lines = String::from_utf8_lossy(&out.stdout).into_owned();
     assert_eq!(out.status.code(), Some(0));
     // The first line names symmc, and the last one has the counts.
-    assert_eq!(lines.lines().count(), all.len() + 2, "{lines}");
+    assert_eq!(lines.lines().count(), checks.len() + 2, "{lines}");
     assert!(lines.starts_with("symmc ") && lines.contains("plans run on"), "{lines}");
-    for check in all.values() {
+    for check in checks.values() {
         let begin = format!("{:<8} {}", text(&check["status"]), text(&check["name"]));
         assert!(lines.lines().any(|l| l.starts_with(&begin)), "{begin} is missing in {lines}");
     }
@@ -88,15 +88,15 @@ fn a_report_has_the_same_lines_everywhere() {
 
 #[test]
 fn without_a_driver_gpus_are_missing_with_a_remedy() {
-    let all = report(&mut symmc("doctor --format json"));
-    if all["gpus driver"]["status"] != "missing" {
+    let checks = report(&mut symmc("doctor --format json"));
+    if checks["gpus driver"]["status"] != "missing" {
         return symmc_cases::skip_test("this machine has a driver");
     }
     for name in ["gpus gpus", "gpus peer access", "gpus memory handles"] {
-        assert_eq!(all[name]["status"], "missing", "{name}");
+        assert_eq!(checks[name]["status"], "missing", "{name}");
     }
-    assert!(text(&all["gpus driver"]["remedy"]).contains("driver"), "{}", all["gpus driver"]);
-    assert_eq!(all["gpus profile"]["found"], "host");
+    assert!(text(&checks["gpus driver"]["remedy"]).contains("driver"), "{}", checks["gpus driver"]);
+    assert_eq!(checks["gpus profile"]["found"], "host");
 }
 
 #[test]
@@ -114,13 +114,13 @@ fn a_library_that_crashes_or_hangs_is_a_line() {
     let hangs = dir.path().join("pid");
     for (file, timeout, said) in [(&crash, "60", "signal"), (&hang, "3", "no answer within")] {
         let mut command = symmc(&format!("doctor --format json --timeout {timeout}"));
-        let all = report(command.env("SYMMC_NCCL_PATH", file).env("HANGS", &hangs));
+        let checks = report(command.env("SYMMC_NCCL_PATH", file).env("HANGS", &hangs));
         for name in ["nccl nccl", "nccl nccl dependent launch"] {
-            assert_eq!(all[name]["status"], "unknown", "{}", all[name]);
-            assert!(text(&all[name]["found"]).contains(said), "{}", all[name]);
+            assert_eq!(checks[name]["status"], "unknown", "{}", checks[name]);
+            assert!(text(&checks[name]["found"]).contains(said), "{}", checks[name]);
         }
-        assert_eq!(all["host shared memory"]["status"], "ok", "the others are asked all the same");
-        assert_ne!(all["nvrtc nvrtc"]["status"], "unknown", "{}", all["nvrtc nvrtc"]);
+        assert_eq!(checks["host shared memory"]["status"], "ok", "the others are asked all the same");
+        assert_ne!(checks["nvrtc nvrtc"]["status"], "unknown", "{}", checks["nvrtc nvrtc"]);
     }
     let process = format!("/proc/{}", std::fs::read_to_string(&hangs).expect("the library was asked"));
     let until = Instant::now() + Duration::from_secs(20);
@@ -137,23 +137,23 @@ fn a_library_that_is_refused_says_why() {
     let text_file = dir.path().join("libcudnn.so.9");
     std::fs::write(&text_file, "no library").expect("a file");
     let mut command = symmc("doctor --format json");
-    let all = report(command.env("SYMMC_NCCL_PATH", &old).env("SYMMC_CUDNN_PATH", &text_file));
-    let nccl = text(&all["nccl nccl"]["found"]);
+    let checks = report(command.env("SYMMC_NCCL_PATH", &old).env("SYMMC_CUDNN_PATH", &text_file));
+    let nccl = text(&checks["nccl nccl"]["found"]);
     assert!(nccl.contains("found version 2.18.3, expected 2.27.0 or newer") && nccl.contains(&old), "{nccl}");
     assert!(
-        text(&all["nccl nccl"]["remedy"]).contains("pip install nvidia-nccl-cu13"),
+        text(&checks["nccl nccl"]["remedy"]).contains("pip install nvidia-nccl-cu13"),
         "{}",
-        all["nccl nccl"]
+        checks["nccl nccl"]
     );
-    let cudnn = text(&all["cudnn cudnn"]["found"]);
+    let cudnn = text(&checks["cudnn cudnn"]["found"]);
     assert!(cudnn.contains("does not load") && cudnn.contains(&text_file.display().to_string()), "{cudnn}");
 }
 
 #[test]
 fn the_environment_and_limits_are_reported() {
     let launched = [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "4"), ("MASTER_PORT", "29500")];
-    let all = report(symmc("doctor --format json").envs(launched));
-    assert_eq!(all["host launcher"]["found"], "torchrun says that this process is rank 1 of 4");
+    let checks = report(symmc("doctor --format json").envs(launched));
+    assert_eq!(checks["host launcher"]["found"], "torchrun says that this process is rank 1 of 4");
     let broken = report(symmc("doctor --format json").envs([
         ("RANK", "7"),
         ("WORLD_SIZE", "4"),
@@ -166,9 +166,9 @@ fn the_environment_and_limits_are_reported() {
         let line = format!("ulimit {limit} && exec {binary} doctor --format json");
         report(Command::new("sh").args(["-c", &line]))
     };
-    let few = limited("-n 64");
-    assert_eq!(few["host descriptors"]["found"], "64 may be open");
-    assert_eq!(few["host descriptors"]["status"], "limited");
+    let checks = limited("-n 64");
+    assert_eq!(checks["host descriptors"]["found"], "64 may be open");
+    assert_eq!(checks["host descriptors"]["status"], "limited");
     let small = limited("-f 2048");
     assert_eq!(small["host shared memory"]["status"], "limited", "{}", small["host shared memory"]);
 

@@ -14,18 +14,18 @@ fn says(line: &str, parts: &[&str]) {
 #[test]
 fn broken_files() {
     let dir = tempfile::tempdir().expect("a folder");
-    let whole = std::fs::read(programs().join("hf_llama_tp2.pt2")).expect("a program");
-    for cut in [0, 4, 100, whole.len() / 2, whole.len() - 10] {
-        let file = write(dir.path(), &format!("cut{cut}.pt2"), &whole[..cut]);
+    let contents = std::fs::read(programs().join("hf_llama_tp2.pt2")).expect("a program");
+    for cut in [0, 4, 100, contents.len() / 2, contents.len() - 10] {
+        let file = write(dir.path(), &format!("cut{cut}.pt2"), &contents[..cut]);
         says(&format!("plan {file} --ranks 2"), &[&file]);
     }
     let file = write(dir.path(), "text.pt2", b"PK\x03\x04 this is no archive");
     says(&format!("plan {file} --ranks 2"), &[&file]);
     let file = write(dir.path(), "bad.symm", b"program \"x\" ranks 2\n%y: f32[4] = frobnicate %x\n");
     says(&format!("plan {file}"), &[&file, "2"]);
-    let whole = std::fs::read(programs().join("gpt_tp2_rank0.onnx")).expect("a program");
-    for cut in [0, 1, 4, 1000, whole.len() / 2, whole.len() - 1] {
-        let file = write(dir.path(), &format!("cut{cut}.onnx"), &whole[..cut]);
+    let contents = std::fs::read(programs().join("gpt_tp2_rank0.onnx")).expect("a program");
+    for cut in [0, 1, 4, 1000, contents.len() / 2, contents.len() - 1] {
+        let file = write(dir.path(), &format!("cut{cut}.onnx"), &contents[..cut]);
         says(&format!("plan {file}"), &[&file, "expected an ONNX model, found"]);
     }
     says("plan gpt_tp2_rank0.onnx moe_ep4.pt2", &["moe_ep4.pt2", "expected an ONNX model"]);
@@ -96,14 +96,14 @@ fn positions_outside_of_a_dynamic_axis() {
         stdout(&format!("plan {file} -o {plan} --bucket t=4,16"));
         says(&format!("run {plan} --seed 1 --compare none {options}"), parts);
     };
-    let taken = "%y: i64[4, 1] = take %x, %i axis=1\n%h: i64[2, 1] = slice %y axis=0 start=0 step=1";
-    run(taken, "--set t=3", &["%y (take)", "index 5", "axis 1 of %x", "extent is t = 3"]);
+    let take = "%y: i64[4, 1] = take %x, %i axis=1\n%h: i64[2, 1] = slice %y axis=0 start=0 step=1";
+    run(take, "--set t=3", &["%y (take)", "index 5", "axis 1 of %x", "extent is t = 3"]);
     let sliced =
         "%y: i64[4, 1] = slice %x axis=1 start=k step=1\n%h: i64[2, 1] = slice %y axis=0 start=0 step=1";
     run(sliced, "--set t=3 --set k=5", &["%y (slice)", "index k = 5", "axis 1 of %x", "extent is t = 3"]);
-    let last =
+    let slice =
         "%y: i64[4, 1] = slice %x axis=1 start=t - 5 step=1\n%h: i64[2, 1] = slice %y axis=0 start=0 step=1";
-    run(last, "--set t=4", &["%y (slice)", "index t - 5 = -1", "axis 1 of %x", "extent is t = 4"]);
+    run(slice, "--set t=4", &["%y (slice)", "index t - 5 = -1", "axis 1 of %x", "extent is t = 4"]);
     let positions = "%p: i64[t] = iota start=0 step=1\n%e: i64[t, 2] = take %tab, %p axis=0\n\
                      %c: i64[t, 1] = slice %e axis=1 start=0 step=1\n%h: i64[2, 1] = slice %c axis=0 start=0 step=1";
     run(positions, "--set t=9", &["%e (take)", "index t - 1 = 8", "axis 0 of %tab", "extent is 8"]);
@@ -111,10 +111,10 @@ fn positions_outside_of_a_dynamic_axis() {
 
 #[test]
 fn names_that_do_not_exist() {
-    let known = ["there is no machine a100x2", "host, h200x2, h200x4, h200x8", "symmc tune"];
-    says("plan megatron_tp4_f32.pt2 --machine a100x2", &known);
-    says("run megatron_tp4_f32.pt2 --machine a100x2", &known);
-    says("tune --ranks 2 --curves a100x2 -o x.json", &known);
+    let messages = ["there is no machine a100x2", "host, h200x2, h200x4, h200x8", "symmc tune"];
+    says("plan megatron_tp4_f32.pt2 --machine a100x2", &messages);
+    says("run megatron_tp4_f32.pt2 --machine a100x2", &messages);
+    says("tune --ranks 2 --curves a100x2 -o x.json", &messages);
     says("plan megatron_tp4_f32.pt2 --bind foo", &["foo", "ids"]);
     says("plan megatron_tp4_f32.pt2 --bind p_e_weight", &["p_e_weight is not an argument", "ids"]);
     says("plan megatron_tp4_f32.pt2 --group tp=0,1,2,3", &["`tp`", "no such group", "it has: 0"]);
@@ -132,8 +132,8 @@ fn edited(dir: &Path, name: &str, edit: impl Fn(&mut serde_json::Map<String, ser
     let mut header = serde_json::from_slice(&bytes[8..8 + length]).expect("a header");
     edit(&mut header);
     let header = serde_json::to_vec(&header).expect("a header");
-    let whole = [&(header.len() as u64).to_le_bytes(), header.as_slice(), &bytes[8 + length..]].concat();
-    write(dir, name, &whole)
+    let contents = [&(header.len() as u64).to_le_bytes(), header.as_slice(), &bytes[8 + length..]].concat();
+    write(dir, name, &contents)
 }
 
 #[test]
@@ -175,8 +175,8 @@ fn plans_that_do_not_fit() {
     says(&format!("check {newer}"), &["99"]);
     let cut = write(dir.path(), "cut.json", &text.as_bytes()[..text.len() / 2]);
     says(&format!("check {cut}"), &["cut.json"]);
-    let other = write(dir.path(), "other.json", b"{\"hello\": 1}");
-    says(&format!("run {other}"), &["other.json"]);
+    let foreign = write(dir.path(), "other.json", b"{\"hello\": 1}");
+    says(&format!("run {foreign}"), &["other.json"]);
 }
 
 #[test]
@@ -290,8 +290,8 @@ fn indices_outside_their_axis() {
         );
         let file = write(dir.path(), "t.symm", text.as_bytes());
         for backend in ["host", "threads", "interpreter"] {
-            let parts = ["take", "%y", &format!("index {index} "), "outside axis 0", "extent"];
-            says(&format!("run {file} --backend {backend}"), &parts);
+            let messages = ["take", "%y", &format!("index {index} "), "outside axis 0", "extent"];
+            says(&format!("run {file} --backend {backend}"), &messages);
         }
     }
 }
@@ -413,9 +413,9 @@ fn ranges_that_do_not_fit() {
         &["bucket bound 16 of symbol tokens is out of range: expected 2 to 8"],
     );
     let many = (2..=100).map(|n| n.to_string()).collect::<Vec<_>>().join(",");
-    let few = (1..=60).map(|n| n.to_string()).collect::<Vec<_>>().join(",");
-    let parts = ["at most 4096 buckets, found 5940", "99 of tokens and 60 of batch", "fewer upper bounds"];
-    refuses(&format!("--bucket tokens={many} --bucket batch={few}"), &parts);
+    let batches = (1..=60).map(|n| n.to_string()).collect::<Vec<_>>().join(",");
+    let messages = ["at most 4096 buckets, found 5940", "99 of tokens and 60 of batch", "fewer upper bounds"];
+    refuses(&format!("--bucket tokens={many} --bucket batch={batches}"), &messages);
     let plan = dir.path().join("plan.json").display().to_string();
     stdout(&format!("plan {file} -o {plan}"));
     says(&format!("run {plan} --dim tokens=4"), &["this is a plan", "--dim"]);

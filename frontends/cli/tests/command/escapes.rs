@@ -127,8 +127,8 @@ fn direction_marks_in_names_are_escaped() {
         }
         // The printed text is the same program.
         let printed = output(&mut symmc(&format!("print {program}"))).stdout;
-        let again = file(dir.path(), "b.symm", &String::from_utf8(printed.clone()).expect("text"));
-        assert_eq!(output(&mut symmc(&format!("print {again}"))).stdout, printed);
+        let reprinted = file(dir.path(), "b.symm", &String::from_utf8(printed.clone()).expect("text"));
+        assert_eq!(output(&mut symmc(&format!("print {reprinted}"))).stdout, printed);
     }
 }
 
@@ -236,8 +236,8 @@ fn one_place_writes_to_standard_error() {
             }
         }
     }
-    let mut found = Vec::new();
-    walk(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut found);
-    found.sort();
-    assert_eq!(found, ["messages.rs", "progress.rs"]);
+    let mut files = Vec::new();
+    walk(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+    files.sort();
+    assert_eq!(files, ["messages.rs", "progress.rs"]);
 }

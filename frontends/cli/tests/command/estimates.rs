@@ -120,14 +120,17 @@ fn programs_are_measured_next_to_their_estimates() {
     assert_eq!(rows.len(), 2, "{table}");
     assert!(table.contains("estimated µs") && table.contains("measured / estimated"), "{table}");
     for (row, size) in rows.iter().zip([4.0, 64.0]) {
-        let [at, estimated, measured, ratio, least] = numbers(row)[..] else { panic!("{table}") };
-        assert_eq!(at, size, "{table}");
+        let [rows_measured, estimated, measured, ratio, least] = numbers(row)[..] else { panic!("{table}") };
+        assert_eq!(rows_measured, size, "{table}");
         assert!(estimated > 0.0 && measured > 0.0 && least <= measured, "{table}");
         assert!((ratio - measured / estimated).abs() <= 0.02 * ratio + 0.01, "{table}");
     }
     // With --set there is one line. A saved plan has the estimates of its machine.
-    let one = stdout(&format!("{bench} --set t=3"));
-    assert!(one.starts_with("rows: ") && one.contains("; estimated ") && one.lines().count() == 1, "{one}");
+    let report = stdout(&format!("{bench} --set t=3"));
+    assert!(
+        report.starts_with("rows: ") && report.contains("; estimated ") && report.lines().count() == 1,
+        "{report}"
+    );
     let plan = dir.path().join("rows.plan.json");
     stdout(&format!("plan {} -o {}", file.display(), plan.display()));
     let planned = stdout(&format!("bench program {} --backend host --replays 2 --set t=3", plan.display()));

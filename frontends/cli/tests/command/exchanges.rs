@@ -7,10 +7,10 @@ fn sends_and_receives_run_as_puts() {
     for (program, ranks) in [("ring2", 2), ("ring4", 4)] {
         let archives: String = (0..ranks).map(|rank| format!(" experts/{program}.rank{rank}.pt2")).collect();
         let tensors = format!("--tensors experts/{program}.safetensors");
-        let put = format!("--machine h200x{ranks} --variants put");
+        let base = format!("--machine h200x{ranks} --variants put");
         for (options, variant) in [
-            (put.clone(), "put"),
-            (format!("{put} --backend threads"), "put"),
+            (base.clone(), "put"),
+            (format!("{base} --backend threads"), "put"),
             ("--variants plain".into(), "plain"),
         ] {
             let text = stdout(&format!("run{archives} {tensors} {options}"));

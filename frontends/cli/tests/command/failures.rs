@@ -49,8 +49,8 @@ fn end(launcher: Child, ranks: &[i32], within: Duration) -> String {
     let text = String::from_utf8_lossy(&out.stderr).into_owned();
     assert_eq!(out.status.code(), Some(1), "{text}");
     assert!(took < within, "{took:?}: {text}");
-    let left: Vec<&i32> = ranks.iter().filter(|&&p| alive(p)).collect();
-    assert!(left.is_empty(), "left behind: {left:?}");
+    let survivors: Vec<&i32> = ranks.iter().filter(|&&p| alive(p)).collect();
+    assert!(survivors.is_empty(), "left behind: {survivors:?}");
     text
 }
 

@@ -49,8 +49,8 @@ fn text_programs_plan_for_every_machine_and_run() {
     for machine in ["host", "h200x2"] {
         assert!(stdout(&format!("plan {program} --machine {machine}")).contains("%sum0"));
     }
-    let found = stdout(&format!("run {program} --seed 1 --compare interpreter"));
-    assert!(found.contains("data_parallel"), "{found}");
+    let output = stdout(&format!("run {program} --seed 1 --compare interpreter"));
+    assert!(output.contains("data_parallel"), "{output}");
 }
 
 #[test]

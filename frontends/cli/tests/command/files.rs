@@ -19,15 +19,15 @@ fn large(dir: &Path) -> (String, String) {
          %v: f32[{ELEMENTS}] = add %w, %w\n\
          %y: f32[{ELEMENTS}] = all_reduce %v op=sum group=@g\nreturn %y\n"
     );
-    let (one, two) = (vec![1.0; ELEMENTS], vec![2.0; ELEMENTS]);
+    let (ones, two) = (vec![1.0; ELEMENTS], vec![2.0; ELEMENTS]);
     let sum = f32s(&vec![6.0; ELEMENTS]);
-    let all: [Named<'_>; 4] = [
-        ("rank0.w.w", "F32", &[ELEMENTS], f32s(&one)),
+    let recorded: [Named<'_>; 4] = [
+        ("rank0.w.w", "F32", &[ELEMENTS], f32s(&ones)),
         ("rank1.w.w", "F32", &[ELEMENTS], f32s(&two)),
         ("rank0.out.0", "F32", &[ELEMENTS], sum.clone()),
         ("rank1.out.0", "F32", &[ELEMENTS], sum),
     ];
-    (write(dir, "large.symm", program.as_bytes()), tensors(dir, "large.safetensors", &all))
+    (write(dir, "large.symm", program.as_bytes()), tensors(dir, "large.safetensors", &recorded))
 }
 
 /// Starts a process for each line, as the ranks of a run under another launcher; returns their outputs.
@@ -59,11 +59,11 @@ fn joining_ranks_detect_every_differing_tensor_byte() {
     }
     // One byte differs, also in tensors that only the other rank reads, and in expected outputs.
     let length = bytes.len();
-    for (i, at) in [length / 8 + 12_345, length / 3 + 54_321, length - 777].into_iter().enumerate() {
+    for (i, position) in [length / 8 + 12_345, length / 3 + 54_321, length - 777].into_iter().enumerate() {
         let mut changed = bytes.clone();
-        changed[at] ^= 1;
-        let other = write(dir.path(), "other.safetensors", &changed);
-        for out in run_joined(&[line(&file), line(&other)], &format!("2{i}")) {
+        changed[position] ^= 1;
+        let changed_file = write(dir.path(), "other.safetensors", &changed);
+        for out in run_joined(&[line(&file), line(&changed_file)], &format!("2{i}")) {
             let text = String::from_utf8_lossy(&out.stderr).into_owned();
             assert_eq!(out.status.code(), Some(2), "{text}");
             assert!(text.contains("rank 1 runs with tensors=sha256:"), "{text}");
@@ -74,14 +74,14 @@ fn joining_ranks_detect_every_differing_tensor_byte() {
 #[test]
 fn programs_that_differ_are_named_on_all_ranks() {
     let dir = tempfile::tempdir().expect("a folder");
-    let of = |name: &str, op: &str| {
+    let command = |name: &str, op: &str| {
         let text = format!(
             "program \"{name}\" ranks 2\ngroup @g world\narg %x: f32[4]\n\
              %y: f32[4] = all_reduce %x op={op} group=@g\nreturn %y\n"
         );
         format!("run {} --seed 1", write(dir.path(), &format!("{name}.symm"), text.as_bytes()))
     };
-    for out in run_joined(&[of("adds", "sum"), of("chooses", "max")], "3") {
+    for out in run_joined(&[command("adds", "sum"), command("chooses", "max")], "3") {
         let text = String::from_utf8_lossy(&out.stderr).into_owned();
         assert_eq!(out.status.code(), Some(2), "{text}");
         assert!(text.contains("program adds") && text.contains("program chooses"), "{text}");
@@ -108,9 +108,9 @@ fn truncating_tensor_files_during_a_run_is_an_error() {
             assert_eq!(out.status.signal(), None, "{line} after {delay} ms: {text}");
             assert!(!text.contains("signal"), "{line} after {delay} ms: {text}");
             let code = out.status.code().expect("it exited");
-            let said =
+            let is_refused =
                 text.contains("changed while it was in use") || text.contains("not a safetensors file");
-            assert!(code == 0 || (code == 2 && said), "{line} after {delay} ms: {code}: {text}");
+            assert!(code == 0 || (code == 2 && is_refused), "{line} after {delay} ms: {code}: {text}");
         }
     }
 }

@@ -55,8 +55,8 @@ fn options_have_headings() {
     ] {
         for help in ["-h", "--help"] {
             let text = stdout(&format!("{command} {help}"));
-            let found: Vec<&str> = headings(&text).into_iter().filter(|h| *h != "Examples:").collect();
-            assert_eq!(found, expected, "{text}");
+            let actual: Vec<&str> = headings(&text).into_iter().filter(|h| *h != "Examples:").collect();
+            assert_eq!(actual, expected, "{text}");
         }
     }
 }
@@ -83,9 +83,9 @@ fn manual_pages_describe_commands() {
     assert!(text.contains("symmc has no command nosuch"), "{text}");
     let dir = tempfile::tempdir().expect("a folder");
     let folder = dir.path().join("man").join("man1");
-    let said = stdout(&format!("man --folder {}", folder.display()));
+    let message = stdout(&format!("man --folder {}", folder.display()));
     let pages = std::fs::read_dir(&folder).expect("the command created it").count();
-    assert!(said.contains(&format!("{pages} pages")), "{said}");
+    assert!(message.contains(&format!("{pages} pages")), "{message}");
     for name in ["symmc.1", "symmc-run.1", "symmc-bench.1", "symmc-bench-program.1", "symmc-man.1"] {
         assert!(folder.join(name).is_file(), "{name}");
     }

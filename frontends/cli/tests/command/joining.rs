@@ -128,7 +128,7 @@ fn the_variables_of_each_launcher_make_one_run() {
 #[test]
 fn leftover_launcher_variables_do_not_prevent_a_run() {
     let case = JoinCase::new();
-    let all = |environment: &[(&str, &str)], line: &str| {
+    let run_alone = |environment: &[(&str, &str)], line: &str| {
         let environment: Vec<_> =
             environment.iter().map(|&(name, value)| (name, value.to_string())).collect();
         let output = case.start(line, &environment).wait_with_output().expect("it ends");
@@ -137,21 +137,21 @@ fn leftover_launcher_variables_do_not_prevent_a_run() {
         assert!((0..3).all(|rank| text.contains(&format!("rank {rank} output"))), "{environment:?}: {text}");
         stderr_text(&output)
     };
-    let note = all(&[("RANK", "1")], RUN);
+    let note = run_alone(&[("RANK", "1")], RUN);
     assert!(note.contains("note: RANK") && note.contains("WORLD_SIZE"), "{note}");
     let batch = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "3"), ("SLURM_JOB_ID", "1"), ("SLURM_NNODES", "1")];
-    assert!(!all(&batch, RUN).contains("SLURM"));
+    assert!(!run_alone(&batch, RUN).contains("SLURM"));
     let local = format!("{RUN} --launch local");
-    all(&[("RANK", "1"), ("WORLD_SIZE", "3"), ("MASTER_PORT", "1")], &local);
-    all(&[("PMI_RANK", "x"), ("PMI_SIZE", "3")], &local);
+    run_alone(&[("RANK", "1"), ("WORLD_SIZE", "3"), ("MASTER_PORT", "1")], &local);
+    run_alone(&[("PMI_RANK", "x"), ("PMI_SIZE", "3")], &local);
 }
 
 #[test]
 fn contradictions_name_both_launchers() {
-    let both =
+    let environment =
         [("RANK", "1"), ("WORLD_SIZE", "3"), ("MASTER_PORT", "1"), ("PMI_RANK", "0"), ("PMI_SIZE", "2")];
     let mut command = symmc("run megatron_tp4_f32.pt2");
-    let text = failure(command.envs(both), 2);
+    let text = failure(command.envs(environment), 2);
     for part in ["torchrun", "PMI", "rank 1 of 3", "rank 0 of 2", "--launch"] {
         assert!(text.contains(part), "{text}");
     }
@@ -182,8 +182,8 @@ fn the_earliest_limit_ends_the_wait_of_all() {
     let case = JoinCase::new();
     let start = Instant::now();
     let patient = case.rank(&format!("{RUN} --timeout 100"), 0, 3, "5");
-    let other = case.rank(&format!("{RUN} --timeout 2"), 2, 3, "5");
-    all_say(&wait_for_all(vec![patient, other]), 1, &["rank 1 did not join"]);
+    let impatient = case.rank(&format!("{RUN} --timeout 2"), 2, 3, "5");
+    all_say(&wait_for_all(vec![patient, impatient]), 1, &["rank 1 did not join"]);
     assert!(start.elapsed() < Duration::from_secs(2) + SLACK, "{:?}", start.elapsed());
 }
 

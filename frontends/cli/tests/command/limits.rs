@@ -111,18 +111,18 @@ fn failed_write_keeps_the_previous_plan() {
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(2) && text.contains("plan.json"), "{:?}\n{text}", output.status);
     };
-    let left = || {
-        let all = std::fs::read_dir(dir.path()).expect("the folder");
-        all.map(|entry| entry.expect("an entry").file_name()).collect::<Vec<_>>()
+    let remaining = || {
+        let entries = std::fs::read_dir(dir.path()).expect("the folder");
+        entries.map(|entry| entry.expect("an entry").file_name()).collect::<Vec<_>>()
     };
     refused();
-    assert!(left().is_empty(), "{:?}", left());
+    assert!(remaining().is_empty(), "{:?}", remaining());
     std::fs::write(&file, "older").expect("a file");
     refused();
     assert_eq!(std::fs::read_to_string(&file).expect("the file"), "older");
-    assert_eq!(left(), ["plan.json"]);
+    assert_eq!(remaining(), ["plan.json"]);
     assert_eq!(limited("true", &line).status.code(), Some(0));
-    assert_eq!(left(), ["plan.json"]);
+    assert_eq!(remaining(), ["plan.json"]);
     assert!(std::fs::read_to_string(&file).expect("the file").contains("\"version\""));
 }
 

@@ -19,9 +19,9 @@ fn log_of(line: &str, variables: &[(&str, &str)]) -> Vec<String> {
 
 /// A line without its time, durations, and other numbers that change from run to run.
 fn without_times(line: &str) -> String {
-    let rest = line.split_once("Z ").map_or(line, |(_, rest)| rest);
+    let text = line.split_once("Z ").map_or(line, |(_, rest)| rest);
     let is_duration = |word: &str| word.starts_with("elapsed=");
-    rest.split_whitespace().filter(|word| !is_duration(word)).collect::<Vec<_>>().join(" ")
+    text.split_whitespace().filter(|word| !is_duration(word)).collect::<Vec<_>>().join(" ")
 }
 
 #[test]
@@ -79,11 +79,11 @@ fn example(command: &str) -> Vec<&'static str> {
 fn the_page_shows_lines_of_a_run() {
     let command = format!("$ SYMMC_LOG=debug symmc {RUN}");
     let shown: Vec<String> = example(&command).into_iter().map(without_times).collect();
-    let found: Vec<String> =
+    let lines: Vec<String> =
         log_of(RUN, &[("SYMMC_LOG", "debug")]).iter().map(|line| without_times(line)).collect();
     assert!(shown.len() > 5, "{shown:#?}");
     for line in shown {
-        assert!(found.contains(&line), "not in the log: {line}\n{found:#?}");
+        assert!(lines.contains(&line), "not in the log: {line}\n{lines:#?}");
     }
 }
 

@@ -25,17 +25,17 @@ fn commands(folder: &Path) -> Vec<(String, String, &'static str)> {
 #[test]
 fn no_command_overwrites_what_it_reads() {
     let dir = tempfile::tempdir().expect("a folder");
-    let at = |name: &str| dir.path().join(name).display().to_string();
+    let path_of = |name: &str| dir.path().join(name).display().to_string();
     for (command, input, option) in commands(dir.path()) {
         let before = fs::read(&input).expect("the input");
-        for name in [at("hard"), at("soft"), at("folder")] {
+        for name in [path_of("hard"), path_of("soft"), path_of("folder")] {
             let _ = fs::remove_file(name);
         }
-        fs::hard_link(&input, at("hard")).expect("a link");
-        symlink(&input, at("soft")).expect("a link");
-        symlink(dir.path(), at("folder")).expect("a link");
+        fs::hard_link(&input, path_of("hard")).expect("a link");
+        symlink(&input, path_of("soft")).expect("a link");
+        symlink(dir.path(), path_of("folder")).expect("a link");
         let name = Path::new(&input).file_name().expect("a name").to_string_lossy().into_owned();
-        for path in [input.clone(), at("hard"), at("soft"), at(&format!("folder/{name}"))] {
+        for path in [input.clone(), path_of("hard"), path_of("soft"), path_of(&format!("folder/{name}"))] {
             let text = failure(&mut symmc(&format!("{command} {option} {path}")), 2);
             assert!(text.contains("read by the same command"), "{command}: {text}");
             assert_eq!(fs::read(&input).expect("the input"), before, "{command} {option} {path}");
@@ -46,14 +46,14 @@ fn no_command_overwrites_what_it_reads() {
 #[test]
 fn files_that_options_name_are_not_overwritten_either() {
     let dir = tempfile::tempdir().expect("a folder");
-    let at = |name: &str| dir.path().join(name).display().to_string();
+    let path_of = |name: &str| dir.path().join(name).display().to_string();
     let program = write(dir.path(), "a.symm", PROGRAM.as_bytes());
     let profile = write(dir.path(), "machine.json", b"{}");
-    let plan = at("plan.json");
+    let plan = path_of("plan.json");
     assert!(output(&mut symmc(&format!("plan {program} -o {plan}"))).status.success());
     let tensors = programs().join("hf_llama_tp2.safetensors");
-    fs::copy(&tensors, at("t.safetensors")).expect("copied");
-    let tensors = at("t.safetensors");
+    fs::copy(&tensors, path_of("t.safetensors")).expect("copied");
+    let tensors = path_of("t.safetensors");
     for line in [
         format!("plan {program} --machine {profile} -o {profile}"),
         format!("plan {program} --tensors {tensors} -o {tensors}"),
@@ -71,21 +71,21 @@ fn files_that_options_name_are_not_overwritten_either() {
 #[cfg(all(feature = "torch", feature = "onnx"))]
 fn files_that_a_program_names_are_not_overwritten_either() {
     let dir = tempfile::tempdir().expect("a folder");
-    let at = |name: &str| dir.path().join(name).display().to_string();
+    let path_of = |name: &str| dir.path().join(name).display().to_string();
     for name in ["moe_ep4.pt2", "moe_ep4.safetensors"] {
-        fs::copy(programs().join(name), at(name)).expect("copied");
+        fs::copy(programs().join(name), path_of(name)).expect("copied");
     }
-    let line = format!("plan {} -o {}", at("moe_ep4.pt2"), at("moe_ep4.safetensors"));
+    let line = format!("plan {} -o {}", path_of("moe_ep4.pt2"), path_of("moe_ep4.safetensors"));
     assert!(failure(&mut symmc(&line), 2).contains("read by the same command"));
 }
 
 #[test]
 fn a_link_at_the_output_is_replaced() {
     let dir = tempfile::tempdir().expect("a folder");
-    let at = |name: &str| dir.path().join(name).display().to_string();
+    let path_of = |name: &str| dir.path().join(name).display().to_string();
     let target = write(dir.path(), "target", b"keep");
     for (command, _, option) in commands(dir.path()) {
-        let link = at("link.safetensors");
+        let link = path_of("link.safetensors");
         let _ = fs::remove_file(&link);
         symlink(&target, &link).expect("a link");
         let out = output(&mut symmc(&format!("{command} {option} {link}")));
@@ -93,8 +93,8 @@ fn a_link_at_the_output_is_replaced() {
         assert!(fs::symlink_metadata(&link).expect("written").is_file(), "{command}");
         assert_eq!(fs::read(&target).expect("it stays"), b"keep", "{command}");
     }
-    let left = fs::read_dir(dir.path()).expect("a folder").flatten();
-    assert_eq!(left.filter(|e| e.file_name().to_string_lossy().ends_with(".part")).count(), 0);
+    let remaining = fs::read_dir(dir.path()).expect("a folder").flatten();
+    assert_eq!(remaining.filter(|e| e.file_name().to_string_lossy().ends_with(".part")).count(), 0);
 }
 
 #[test]

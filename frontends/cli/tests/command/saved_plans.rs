@@ -24,8 +24,12 @@ fn a_saved_plan_has_the_report_of_its_program() {
         let expected = output(&mut symmc(&format!(
             "plan hf_llama_tp2.pt2 --machine h200x2 --numerics reassociate --explain {name}"
         )));
-        let found = output(&mut symmc(&format!("plan {file} --explain {name}")));
-        assert_eq!((found.status.code(), found.stdout), (expected.status.code(), expected.stdout), "{name}");
+        let actual = output(&mut symmc(&format!("plan {file} --explain {name}")));
+        assert_eq!(
+            (actual.status.code(), actual.stdout),
+            (expected.status.code(), expected.stdout),
+            "{name}"
+        );
     }
 }
 

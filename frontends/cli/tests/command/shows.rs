@@ -103,18 +103,22 @@ fn printed_text_prints_itself_and_runs() {
 fn every_buckets_program_is_printed() {
     let dir = tempfile::tempdir().expect("a folder");
     for stage in ["lowered", "planned"] {
-        let one = stdout(&format!(
+        let single = stdout(&format!(
             "print megatron_tp4_f32.pt2 --stage {stage} --machine h200x4 --bucket tokens=4096"
         ));
-        assert!(one.starts_with("// bucket 1 of 1: tokens=2..=4096\n") && one.contains("via="), "{one}");
+        assert!(
+            single.starts_with("// bucket 1 of 1: tokens=2..=4096\n") && single.contains("via="),
+            "{single}"
+        );
         let file = dir.path().join("one.symm");
-        std::fs::write(&file, &one).expect("written");
-        let again = stdout(&format!("print {}", file.display()));
-        assert_eq!(one.lines().skip(1).collect::<Vec<_>>(), again.lines().collect::<Vec<_>>());
-        let all = stdout(&format!("print megatron_tp4_f32.pt2 --stage {stage} --bucket tokens=2,64"));
-        let heads: Vec<&str> = all.lines().filter(|l| l.starts_with("//")).collect();
+        std::fs::write(&file, &single).expect("written");
+        let reprinted = stdout(&format!("print {}", file.display()));
+        assert_eq!(single.lines().skip(1).collect::<Vec<_>>(), reprinted.lines().collect::<Vec<_>>());
+        let both_buckets =
+            stdout(&format!("print megatron_tp4_f32.pt2 --stage {stage} --bucket tokens=2,64"));
+        let heads: Vec<&str> = both_buckets.lines().filter(|l| l.starts_with("//")).collect();
         assert_eq!(heads, ["// bucket 1 of 2: tokens=2", "// bucket 2 of 2: tokens=3..=64"]);
-        assert_eq!(all.matches("program \"").count(), 2, "{all}");
+        assert_eq!(both_buckets.matches("program \"").count(), 2, "{both_buckets}");
     }
 }
 
@@ -208,12 +212,12 @@ fn a_summary_has_the_times_of_runs_and_collectives() {
         let buckets = summary["buckets"].as_array().expect("buckets");
         assert!(!buckets.is_empty() && summary["machine"] == machine, "{json}");
         for bucket in buckets {
-            let of =
+            let number =
                 |name: &str| bucket[name].as_f64().unwrap_or_else(|| panic!("{program}: {name} in {json}"));
-            let (total, compute, exposed) = (of("total_us"), of("compute_us"), of("exposed_us"));
+            let (total, compute, exposed) = (number("total_us"), number("compute_us"), number("exposed_us"));
             assert!(compute > 0.0 && (total - compute - exposed).abs() < 0.01, "{program}: {json}");
-            let price = 0.05 * (of("ordinary_bytes") + of("symmetric_bytes")) / f64::from(1 << 20);
-            assert!(machine == "host" || total <= of("plain_total_us") + price, "{program}: {json}");
+            let price = 0.05 * (number("ordinary_bytes") + number("symmetric_bytes")) / f64::from(1 << 20);
+            assert!(machine == "host" || total <= number("plain_total_us") + price, "{program}: {json}");
             let collectives = bucket["collectives"].as_array().expect("collectives");
             assert!(!collectives.is_empty(), "{program}: {json}");
             let each: f64 = collectives.iter().map(|c| c["exposed_us"].as_f64().expect("a time")).sum();
@@ -271,11 +275,12 @@ fn explain_names_only_values_that_peers_access() {
         %r: bf16[128, 4096], %s: f32[128, 4096] = reduce_rows %y, %all group=@ep\n\
         %t: bf16[128, 4096] = neg %r\nreturn %t\n";
     std::fs::write(&file, text).expect("a file");
-    let of = |value: &str| stdout(&format!("plan {} --machine h200x2 --explain {value}", file.display()));
-    let sums = of("%s");
+    let explain =
+        |value: &str| stdout(&format!("plan {} --machine h200x2 --explain {value}", file.display()));
+    let sums = explain("%s");
     assert!(sums.contains("peers of group ep write it in step") && sums.contains("runs as push"), "{sums}");
     for value in ["%r", "%y", "%all"] {
-        let text = of(value);
+        let text = explain(value);
         assert!(!text.contains("peers of group"), "{value}:\n{text}");
     }
 }
@@ -399,8 +404,8 @@ fn start_rank(line: &str, rank: u32, port: &str) -> std::process::Child {
 #[test]
 fn ranks_that_another_launcher_started_join_and_must_agree() {
     let port = std::process::id().to_string();
-    let same = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors";
-    let ranks: Vec<_> = (0..4).map(|r| start_rank(same, r, &port)).collect();
+    let command = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors";
+    let ranks: Vec<_> = (0..4).map(|r| start_rank(command, r, &port)).collect();
     for (rank, child) in (0..).zip(ranks) {
         let out = child.wait_with_output().expect("it ends");
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
@@ -437,9 +442,9 @@ fn pack_writes_offsets_and_reports_exceeded_capacity() {
     let text = stdout(&format!("pack {table} -o {}", file.display()));
     assert!(text.contains("gap    0.00 %"), "{text}");
     // Given offsets are kept when the written table is read.
-    let again = stdout(&format!("pack {} --format json", file.display()));
-    let again: serde_json::Value = serde_json::from_str(&again).expect("JSON");
-    assert_eq!(again["peak"], again["bound"]);
+    let json_text = stdout(&format!("pack {} --format json", file.display()));
+    let json: serde_json::Value = serde_json::from_str(&json_text).expect("JSON");
+    assert_eq!(json["peak"], json["bound"]);
     let out = output(&mut symmc(&format!("pack {table} --capacity 1000")));
     assert_eq!(out.status.code(), Some(1));
     let text = String::from_utf8_lossy(&out.stdout);

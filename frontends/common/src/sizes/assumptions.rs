@@ -39,8 +39,8 @@ impl SizeRelation {
 
     /// The name of the difference, and the smaller size.
     fn difference(&self) -> Option<(String, &String)> {
-        let least = self.least.as_ref()?;
-        Some((format!("{}_beyond_{least}", self.symbol), least))
+        let smaller = self.least.as_ref()?;
+        Some((format!("{}_beyond_{smaller}", self.symbol), smaller))
     }
 
     fn holds(&self, sizes: &CallSizes) -> bool {
@@ -89,17 +89,20 @@ impl SizeAssumptions {
             let expression = format!("{}*{} + {}", step.step, step.quotient(), step.rest);
             (step.symbol.clone(), expression)
         });
-        let mut known: SymbolExpressions = steps.collect();
-        known.extend(self.assumed.iter().map(|one| (one.symbol.clone(), one.expression.clone())));
+        let mut expressions: SymbolExpressions = steps.collect();
+        expressions.extend(
+            self.assumed.iter().map(|assumption| (assumption.symbol.clone(), assumption.expression.clone())),
+        );
         // The quotient is not a symbol of the file. It vanishes if it is defined by another relation.
-        let file_symbols = known.keys().filter(|symbol| !self.is_quotient(symbol));
+        let file_symbols = expressions.keys().filter(|symbol| !self.is_quotient(symbol));
         let dims = file_symbols.filter_map(|symbol| {
             let mut symbols = SizeSymbols::default();
             let mut dim = symbols.parse_dim(symbol)?;
             // This terminates because a relation only uses symbols that have no relation.
-            while let Some(inner) = dim.symbols().into_iter().find(|&id| known.contains_key(symbols.name(id)))
+            while let Some(inner) =
+                dim.symbols().into_iter().find(|&id| expressions.contains_key(symbols.name(id)))
             {
-                let value = symbols.parse_dim(&known[symbols.name(inner)])?;
+                let value = symbols.parse_dim(&expressions[symbols.name(inner)])?;
                 dim = dim.substitute(&|id| if id == inner { value.clone() } else { id.into() });
             }
             Some((symbol.clone(), dim.display(&symbols.0).to_string()))
@@ -169,20 +172,20 @@ impl SizeAssumptions {
         sizes: &CallSizes,
         mut open: impl FnMut(SymbolExpressions) -> Result<ImportAttempt<P, E>, E>,
     ) -> Result<P, E> {
-        let mut found = open(self.symbol_expressions())?;
+        let mut attempt = open(self.symbol_expressions())?;
         'refused: loop {
-            let refusal = match found {
+            let refusal = match attempt {
                 Ok(program) => return Ok(program),
                 Err(refusal) => refusal,
             };
             let before = self.assumed.clone();
             for candidate in self.candidate_relations(&refusal, sizes) {
                 self.assumed.extend_from_slice(&candidate);
-                found = open(self.symbol_expressions())?;
-                if found
+                attempt = open(self.symbol_expressions())?;
+                if attempt
                     .as_ref()
                     .err()
-                    .is_none_or(|found| self.is_different_rejection(found, &refusal, &candidate))
+                    .is_none_or(|rejection| self.is_different_rejection(rejection, &refusal, &candidate))
                 {
                     continue 'refused;
                 }
@@ -226,29 +229,29 @@ impl SizeAssumptions {
         let named = named.iter().map(String::as_str);
         let free: Vec<&str> =
             named.filter(|&symbol| sizes.contains_key(symbol) && !self.has_relation(symbol)).collect();
-        let others = |symbol| free.iter().copied().filter(move |&other| other != symbol);
+        let other_symbols = |symbol| free.iter().copied().filter(move |&other| other != symbol);
 
         let equal = combinations(&free, 2).into_iter().map(|pair| SizeRelation::new(pair[1], pair[0]));
         let products = free.iter().flat_map(|&symbol| {
-            let factors: Vec<&str> = others(symbol).filter(|&other| sizes[other] > 1).collect();
+            let factors: Vec<&str> = other_symbols(symbol).filter(|&other| sizes[other] > 1).collect();
             let products = (2..=MAX_TOGETHER).flat_map(|count| combinations(&factors, count));
             products.map(|factors| SizeRelation::new(symbol, factors.join("*"))).collect::<Vec<_>>()
         });
         let file_symbols = free.iter().copied().filter(|symbol| !self.is_quotient(symbol));
         let at_least = file_symbols
-            .flat_map(|symbol| others(symbol).map(move |other| SizeRelation::at_least(symbol, other)));
+            .flat_map(|symbol| other_symbols(symbol).map(move |other| SizeRelation::at_least(symbol, other)));
         let possible = equal.chain(products).chain(at_least);
-        let possible = possible.filter(|one| one.holds(sizes) && !self.refuted.contains(one));
-        let mut found: Vec<_> = possible.map(|one| vec![one]).collect();
+        let possible = possible.filter(|relation| relation.holds(sizes) && !self.refuted.contains(relation));
+        let mut candidates: Vec<_> = possible.map(|relation| vec![relation]).collect();
 
         if self.may_fix_sizes {
             let last_first: Vec<&str> = free.iter().rev().copied().collect();
             let fixed = (1..=MAX_TOGETHER).flat_map(|count| combinations(&last_first, count));
             let numbers =
                 fixed.map(|symbols| symbols.iter().map(|s| SizeRelation::new(s, sizes[*s])).collect());
-            found.extend(numbers);
+            candidates.extend(numbers);
         }
-        found
+        candidates
     }
 
     fn has_relation(&self, symbol: &str) -> bool {
@@ -266,11 +269,10 @@ impl SizeAssumptions {
     ) -> IndexMap<String, Vec<i64>> {
         let with_buckets =
             ranges.iter().filter(|(name, _)| !ends.is_empty() && self.larger_size(name).is_none());
-        let buckets = with_buckets.map(|(name, &(least, most))| {
+        let buckets = with_buckets.map(|(name, &(low, high))| {
             let step = self.steps.iter().find(|step| step.quotient() == *name);
             let ends = ends.iter().map(|&end| step.map_or(end, |step| step.divide_down(end)));
-            let within: BTreeSet<i64> =
-                ends.filter(|end| (least..most).contains(end)).chain([most]).collect();
+            let within: BTreeSet<i64> = ends.filter(|end| (low..high).contains(end)).chain([high]).collect();
             (name.clone(), within.into_iter().collect())
         });
         buckets.collect()
@@ -310,12 +312,12 @@ mod tests {
             let resolved = [left, right].map(|side| {
                 let parsed = sympy::parse(side).expect(side);
                 let names = sympy::symbols_in(&parsed).into_iter();
-                let known: IndexMap<&str, Dim> = names
+                let dims_by_name: IndexMap<&str, Dim> = names
                     .map(|name| {
                         (name, symbols.parse_dim(dims.get(name).map_or(name, |dim| dim)).expect("a dim"))
                     })
                     .collect();
-                sympy::to_dim(&parsed, &|name| Ok(known[name].clone())).expect("a dim")
+                sympy::to_dim(&parsed, &|name| Ok(dims_by_name[name].clone())).expect("a dim")
             });
             let [left, right] = resolved;
             let named: BTreeSet<_> = [left.symbols(), right.symbols()].concat().into_iter().collect();
@@ -339,13 +341,13 @@ mod tests {
     }
 
     fn found(all: &[(&str, i64)], needs: &[&str], may_fix_sizes: bool) -> Result<String, String> {
-        let mut known = SizeAssumptions::new(Vec::new(), may_fix_sizes);
-        assume(&mut known, &sizes(all), needs).map(|dims| dims.join(" "))
+        let mut assumptions = SizeAssumptions::new(Vec::new(), may_fix_sizes);
+        assume(&mut assumptions, &sizes(all), needs).map(|dims| dims.join(" "))
     }
 
     #[test]
     fn operators_get_the_relation_that_they_need() {
-        let all = [("a", 6), ("b", 6), ("c", 3), ("d", 2), ("e", 12)];
+        let sizes = [("a", 6), ("b", 6), ("c", 3), ("d", 2), ("e", 12)];
         for (needs, expected) in [
             (&["a=b"][..], "b=a"),
             (&["a=c*d"], "a=c*d"),
@@ -355,19 +357,19 @@ mod tests {
             (&["a=b", "e=a*d"], "b=a e=a*d"),
             (&["e>c", "c>d"], "e=e_beyond_c + d + c_beyond_d c=d + c_beyond_d"),
         ] {
-            assert_eq!(found(&all, needs, true).as_deref(), Ok(expected), "{needs:?}");
+            assert_eq!(found(&sizes, needs, true).as_deref(), Ok(expected), "{needs:?}");
         }
         // The first node without a relation is the error, and nothing is assumed for it.
         for needs in [&["c=3"][..], &["a=e"], &["c>e"], &["a=b", "e=5*a"]] {
             let node = format!("node {}", needs.len() - 1);
-            assert_eq!(found(&all, needs, false), Err(node), "{needs:?}");
+            assert_eq!(found(&sizes, needs, false), Err(node), "{needs:?}");
         }
     }
 
     #[test]
     fn errors_of_another_kind_or_of_the_caller_end_the_search() {
         let mut calls = 0;
-        let mut known = SizeAssumptions::new(Vec::new(), true);
+        let mut assumptions = SizeAssumptions::new(Vec::new(), true);
         let refusal = |kind: &str| ImportRejection {
             error: kind.to_string(),
             node: None,
@@ -379,11 +381,11 @@ mod tests {
             Ok(Err(refusal("unsupported")))
         };
         assert_eq!(
-            known.import_with_assumptions(&sizes(&[("a", 1)]), &mut open),
+            assumptions.import_with_assumptions(&sizes(&[("a", 1)]), &mut open),
             Err("unsupported".to_string())
         );
         assert_eq!(calls, 1);
-        let aborted = known.import_with_assumptions(&sizes(&[]), |_| {
+        let aborted = assumptions.import_with_assumptions(&sizes(&[]), |_| {
             Err::<ImportAttempt<(), String>, _>("interrupted".to_string())
         });
         assert_eq!(aborted, Err("interrupted".to_string()));
@@ -392,40 +394,41 @@ mod tests {
     #[test]
     fn quotients_take_the_place_of_sizes_in_steps() {
         let step = SizeStep { symbol: "s".into(), step: 4, rest: 1 };
-        let mut known = SizeAssumptions::new(vec![step], true);
-        let all = known.complete_sizes(sizes(&[("s", 21), ("t", 5), ("u", 3)])).expect("in steps");
-        assert_eq!(all, sizes(&[("s", 21), ("t", 5), ("u", 3), ("s_by_4", 5)]));
-        assert!(known.complete_sizes(sizes(&[("s", 20)])).is_err());
-        assert_eq!(assume(&mut known, &all, &["4*t+1=s"]).expect("equal"), ["s=4*t + 1"]);
+        let mut assumptions = SizeAssumptions::new(vec![step], true);
+        let completed =
+            assumptions.complete_sizes(sizes(&[("s", 21), ("t", 5), ("u", 3)])).expect("in steps");
+        assert_eq!(completed, sizes(&[("s", 21), ("t", 5), ("u", 3), ("s_by_4", 5)]));
+        assert!(assumptions.complete_sizes(sizes(&[("s", 20)])).is_err());
+        assert_eq!(assume(&mut assumptions, &completed, &["4*t+1=s"]).expect("equal"), ["s=4*t + 1"]);
         assert_eq!(
-            assume(&mut known, &all, &["4*t+1=s", "t>u"]).expect("at least"),
+            assume(&mut assumptions, &completed, &["4*t+1=s", "t>u"]).expect("at least"),
             ["s=4*u + 4*t_beyond_u + 1", "t=u + t_beyond_u"]
         );
-        assert_eq!(known.complete_sizes(all.clone()).expect("in steps")["t_beyond_u"], 2);
+        assert_eq!(assumptions.complete_sizes(completed.clone()).expect("in steps")["t_beyond_u"], 2);
         let ranges = IndexMap::from([("u".to_string(), (1, 64)), ("t_beyond_u".to_string(), (0, 64))]);
         assert_eq!(
-            known.bucket_ends(&ranges, &[8, 100, 8]),
+            assumptions.bucket_ends(&ranges, &[8, 100, 8]),
             IndexMap::from([("u".to_string(), vec![8, 64])])
         );
         let ranges = IndexMap::from([("s_by_4".to_string(), (1, 64))]);
         let expected = IndexMap::from([("s_by_4".to_string(), vec![2, 7, 64])]);
-        assert_eq!(known.bucket_ends(&ranges, &[32, 11, 0, 4096]), expected);
-        assert!(known.bucket_ends(&ranges, &[]).is_empty());
-        known.fix_sizes(&["s".to_string(), "t".to_string(), "x".to_string()], &all);
-        assert_eq!(known.symbol_expressions()["s"], "21");
+        assert_eq!(assumptions.bucket_ends(&ranges, &[32, 11, 0, 4096]), expected);
+        assert!(assumptions.bucket_ends(&ranges, &[]).is_empty());
+        assumptions.fix_sizes(&["s".to_string(), "t".to_string(), "x".to_string()], &completed);
+        assert_eq!(assumptions.symbol_expressions()["s"], "21");
     }
 
     #[test]
     fn relations_that_other_sizes_refute_are_not_assumed_again() {
-        let mut known = SizeAssumptions::new(Vec::new(), false);
-        let needs = |known: &mut _, all: &[(&str, i64)]| assume(known, &sizes(all), &["a>b"]);
-        assert_eq!(needs(&mut known, &[("a", 6), ("b", 6)]).expect("equal"), ["b=a"]);
-        assert!(known.drop_refuted(&sizes(&[("a", 7), ("b", 7)])));
-        assert!(!known.drop_refuted(&sizes(&[("a", 7), ("b", 5)])));
-        assert_eq!(needs(&mut known, &[("a", 7), ("b", 5)]).expect("at least"), ["a=b + a_beyond_b"]);
-        assert!(known.drop_refuted(&sizes(&[("a", 6), ("b", 6)])));
-        assert!(!known.drop_refuted(&sizes(&[("a", 5), ("b", 6)])));
-        assert_eq!(needs(&mut known, &[("a", 6), ("b", 6)]), Err("node 0".to_string()));
+        let mut assumptions = SizeAssumptions::new(Vec::new(), false);
+        let needs = |assumptions: &mut _, all: &[(&str, i64)]| assume(assumptions, &sizes(all), &["a>b"]);
+        assert_eq!(needs(&mut assumptions, &[("a", 6), ("b", 6)]).expect("equal"), ["b=a"]);
+        assert!(assumptions.drop_refuted(&sizes(&[("a", 7), ("b", 7)])));
+        assert!(!assumptions.drop_refuted(&sizes(&[("a", 7), ("b", 5)])));
+        assert_eq!(needs(&mut assumptions, &[("a", 7), ("b", 5)]).expect("at least"), ["a=b + a_beyond_b"]);
+        assert!(assumptions.drop_refuted(&sizes(&[("a", 6), ("b", 6)])));
+        assert!(!assumptions.drop_refuted(&sizes(&[("a", 5), ("b", 6)])));
+        assert_eq!(needs(&mut assumptions, &[("a", 6), ("b", 6)]), Err("node 0".to_string()));
     }
 
     #[test]
@@ -438,25 +441,25 @@ mod tests {
             let mut draw =
                 || -> CallSizes { names.map(|name| (name.to_string(), 1 + random.below(4) as i64)).into() };
             let first = draw();
-            let then = draw();
+            let second = draw();
             let needs: Vec<&str> = (0..2).map(|_| random.pick(&pool)).collect();
-            let mut known = SizeAssumptions::new(Vec::new(), random.one_in(2));
-            if assume(&mut known, &first, &needs).is_err() {
+            let mut assumptions = SizeAssumptions::new(Vec::new(), random.one_in(2));
+            if assume(&mut assumptions, &first, &needs).is_err() {
                 continue;
             }
-            let holds = |known: &SizeAssumptions, sizes: &CallSizes| {
-                let all = known.complete_sizes(sizes.clone()).expect("no steps");
-                let is_whole = all.values().all(|&size| size >= 0);
+            let holds = |assumptions: &SizeAssumptions, sizes: &CallSizes| {
+                let completed = assumptions.complete_sizes(sizes.clone()).expect("no steps");
+                let is_whole = completed.values().all(|&size| size >= 0);
                 is_whole
-                    && known
+                    && assumptions
                         .symbol_expressions()
                         .iter()
-                        .all(|(symbol, dim)| evaluate_size(dim, &all) == Some(all[symbol]))
+                        .all(|(symbol, dim)| evaluate_size(dim, &completed) == Some(completed[symbol]))
             };
-            assert!(holds(&known, &first), "{known:?} at {first:?}");
-            let before = holds(&known, &then);
-            assert_eq!(known.drop_refuted(&then), before, "{known:?} at {then:?}");
-            assert!(holds(&known, &then));
+            assert!(holds(&assumptions, &first), "{assumptions:?} at {first:?}");
+            let before = holds(&assumptions, &second);
+            assert_eq!(assumptions.drop_refuted(&second), before, "{assumptions:?} at {second:?}");
+            assert!(holds(&assumptions, &second));
             kept[usize::from(before)] += 1;
         }
         assert!(kept.iter().all(|&n| n > 50), "{kept:?}");

@@ -43,8 +43,8 @@ impl SizeStep {
         if size.rem_euclid(self.step) == self.rest {
             return Ok(self.divide_down(size));
         }
-        let rest = if self.rest == 0 { String::new() } else { format!(" plus {}", self.rest) };
-        Err(range_error(&self.symbol, &format!("a multiple of {}{rest}", self.step), size.to_string()))
+        let remainder = if self.rest == 0 { String::new() } else { format!(" plus {}", self.rest) };
+        Err(range_error(&self.symbol, &format!("a multiple of {}{remainder}", self.step), size.to_string()))
     }
 }
 
@@ -58,14 +58,14 @@ struct PossibleRemainders {
 /// The step and the rest of each symbol, for the sizes that satisfy the guards. Symbols without a step are
 /// left out.
 pub fn find_size_steps(guards: &[String], symbols: &[String]) -> Vec<SizeStep> {
-    let mut known: IndexMap<&str, Vec<PossibleRemainders>> = IndexMap::new();
-    for (symbol, found) in guards.iter().filter_map(|guard| solve_guard(guard)) {
+    let mut remainders: IndexMap<&str, Vec<PossibleRemainders>> = IndexMap::new();
+    for (symbol, possible) in guards.iter().filter_map(|guard| solve_guard(guard)) {
         if symbols.iter().any(|s| s == symbol) {
-            known.entry(symbol).or_default().push(found);
+            remainders.entry(symbol).or_default().push(possible);
         }
     }
-    let steps = known.into_iter().filter_map(|(symbol, all)| {
-        let (step, rest) = common_step(&all)?;
+    let steps = remainders.into_iter().filter_map(|(symbol, possible)| {
+        let (step, rest) = common_step(&possible)?;
         Some(SizeStep { symbol: symbol.to_string(), step, rest })
     });
     steps.collect()
@@ -109,11 +109,11 @@ fn common_step(all: &[PossibleRemainders]) -> Option<(i64, i64)> {
     let sizes: Vec<i64> = (0..period)
         .filter(|size| all.iter().all(|one| one.possible.contains(&(size % one.period))))
         .collect();
-    let rest = *sizes.first()?;
+    let remainder = *sizes.first()?;
     let count = sizes.len() as i64;
     let step = period / count;
-    let is_even = step * count == period && sizes.iter().all(|size| size % step == rest);
-    (step > 1 && is_even).then_some((step, rest))
+    let is_even = step * count == period && sizes.iter().all(|size| size % step == remainder);
+    (step > 1 && is_even).then_some((step, remainder))
 }
 
 #[cfg(test)]
@@ -128,8 +128,8 @@ mod tests {
     }
 
     fn steps(guards: &[String]) -> Vec<(String, i64, i64)> {
-        let found = find_size_steps(guards, &["s0".into(), "s1".into()]);
-        found.into_iter().map(|one| (one.symbol, one.step, one.rest)).collect()
+        let steps = find_size_steps(guards, &["s0".into(), "s1".into()]);
+        steps.into_iter().map(|step| (step.symbol, step.step, step.rest)).collect()
     }
 
     #[test]
@@ -174,8 +174,8 @@ mod tests {
     #[test]
     fn all_guards_of_a_size_make_one_step() {
         let steps = |guards: &[&str]| steps(&guards.iter().map(ToString::to_string).collect::<Vec<_>>());
-        let found = steps(&["Eq(Mod(s1, 3), 1)", "Eq(Mod(s0, 4), 2)", "Eq(Mod(2*s0, 3), 0)"]);
-        assert_eq!(found, [("s1".to_string(), 3, 1), ("s0".to_string(), 12, 6)]);
+        let size_steps = steps(&["Eq(Mod(s1, 3), 1)", "Eq(Mod(s0, 4), 2)", "Eq(Mod(2*s0, 3), 0)"]);
+        assert_eq!(size_steps, [("s1".to_string(), 3, 1), ("s0".to_string(), 12, 6)]);
         assert_eq!(steps(&["Eq(Mod(s0, 2), 1)", "Eq(Mod(s0, 4), 0)"]), []);
         assert_eq!(steps(&["Eq(Mod(s0, 4096), 1)", "Eq(Mod(s0, 3), 0)"]), []);
         let step = SizeStep { symbol: "s0".into(), step: 4, rest: 1 };
@@ -189,18 +189,19 @@ mod tests {
         let mut random = SplitMix(7);
         let mut found_steps = 0;
         for _ in 0..500 {
-            let mut one = |low, high| number(&mut random, low, high);
-            let all: Vec<_> = (0..one(1, 3)).map(|_| (one(1, 9), one(-9, 9), one(1, 12))).collect();
-            let holds = |size: &i64| all.iter().all(|(a, b, n)| (a * size + b) % n == 0);
+            let mut draw = |low, high| number(&mut random, low, high);
+            let congruences: Vec<_> =
+                (0..draw(1, 3)).map(|_| (draw(1, 9), draw(-9, 9), draw(1, 12))).collect();
+            let holds = |size: &i64| congruences.iter().all(|(a, b, n)| (a * size + b) % n == 0);
             let solutions: Vec<i64> = (1..5000).filter(holds).collect();
-            let guards = all.iter().map(|(a, b, n)| format!("Eq(Mod({a}*s0 + {b}, {n}), 0)"));
+            let guards = congruences.iter().map(|(a, b, n)| format!("Eq(Mod({a}*s0 + {b}, {n}), 0)"));
             match steps(&guards.collect::<Vec<_>>()).as_slice() {
                 [(_, step, rest)] => {
                     let expected: Vec<i64> = (1..5000).filter(|n| n % step == *rest).collect();
-                    assert_eq!(solutions, expected, "{all:?}");
+                    assert_eq!(solutions, expected, "{congruences:?}");
                     found_steps += 1;
                 }
-                _ => assert!(solutions.is_empty() || solutions.len() == 4999, "{all:?}"),
+                _ => assert!(solutions.is_empty() || solutions.len() == 4999, "{congruences:?}"),
             }
         }
         assert!(found_steps > 100);
@@ -211,18 +212,18 @@ mod tests {
         let mut random = SplitMix(11);
         let mut found_steps = 0;
         for _ in 0..1000 {
-            let mut one = |low, high| number(&mut random, low, high);
-            let n = one(1, 9);
-            let m = one(1, 9);
-            let rest = one(0, 9);
-            let offset = one(0, 9);
-            let size = format!("({}*s0 + {})", one(1, 5), one(0, 9));
-            let (left, right) = match one(0, 4) {
-                0 => (format!("Mod({size}, {n})"), format!("{rest}")),
-                1 => (format!("{n}*({size}//{n})"), format!("{size} - {rest}")),
-                2 => (format!("s1*Mod({size}, {n}) + {offset}"), format!("{rest}*s1 + {offset}")),
-                3 => (format!("Mod({size}, {n}) + Mod(s0, {m})"), format!("{rest}")),
-                _ => (format!("{size} + {offset}"), format!("{} + {n}*({size}//{n})", rest + offset)),
+            let mut draw = |low, high| number(&mut random, low, high);
+            let n = draw(1, 9);
+            let m = draw(1, 9);
+            let remainder = draw(0, 9);
+            let offset = draw(0, 9);
+            let size = format!("({}*s0 + {})", draw(1, 5), draw(0, 9));
+            let (left, right) = match draw(0, 4) {
+                0 => (format!("Mod({size}, {n})"), format!("{remainder}")),
+                1 => (format!("{n}*({size}//{n})"), format!("{size} - {remainder}")),
+                2 => (format!("s1*Mod({size}, {n}) + {offset}"), format!("{remainder}*s1 + {offset}")),
+                3 => (format!("Mod({size}, {n}) + Mod(s0, {m})"), format!("{remainder}")),
+                _ => (format!("{size} + {offset}"), format!("{} + {n}*({size}//{n})", remainder + offset)),
             };
             let steps = steps(&[format!("Eq({left}, {right})")]);
             found_steps += steps.len();

@@ -106,7 +106,7 @@ fn attention(c: &mut OpCall<'_, '_>) -> EmitResult {
         Some(past) => c.extent(past, 2),
         None => 0.into(),
     };
-    let left = c.int_or("left_window_size", -1)?;
+    let left_window = c.int_or("left_window_size", -1)?;
     let right = c.int_or("right_window_size", -1)?;
     let q = split_heads(c, q, heads)?;
     let k = split_heads(c, k, key_heads)?;
@@ -117,7 +117,7 @@ fn attention(c: &mut OpCall<'_, '_>) -> EmitResult {
     // With a past, `causal` is a window whose right end is the query itself.
     let has_past = past.as_const() != Some(0);
     let right = if causal && has_past { 0 } else { right };
-    let mask = apply_window_mask(c, (q, k), mask, &past, (left, right))?;
+    let mask = apply_window_mask(c, (q, k), mask, &past, (left_window, right))?;
     attention_by_heads(c, [q, k, v], mask, AttentionOptions { cap, causal: causal && !has_past }, flat)
 }
 
@@ -131,25 +131,25 @@ fn apply_window_mask(
     (left, right): (i64, i64),
 ) -> RuleResult<Option<ValueId>> {
     let size = (c.extent(q, 2), c.extent(k, 2));
-    let mut seen = None;
+    let mut visible = None;
     for (width, sign, op) in [(left, -1, BinaryOp::Ge), (right, 1, BinaryOp::Le)] {
         if width < 0 {
             continue;
         }
         let side =
             c.compare_positions(size.clone(), op, &(past.clone() + Dim::from(sign * width.min(FAR))))?;
-        seen = Some(match seen {
-            Some(seen) => c.binary(BinaryOp::And, seen, side)?,
+        visible = Some(match visible {
+            Some(visible) => c.binary(BinaryOp::And, visible, side)?,
             None => side,
         });
     }
-    let (Some(seen), Some(mask)) = (seen, mask) else { return Ok(seen.or(mask)) };
+    let (Some(visible), Some(mask)) = (visible, mask) else { return Ok(visible.or(mask)) };
     if !c.dtype(mask).is_float() {
         let mask = c.cast(mask, DType::Bool)?;
-        return c.binary(BinaryOp::And, mask, seen).map(Some);
+        return c.binary(BinaryOp::And, mask, visible).map(Some);
     }
     let never = c.full(Scalar::Float(FloatAttribute(f64::NEG_INFINITY)), c.dtype(mask), vec![])?;
-    c.select(seen, mask, never).map(Some)
+    c.select(visible, mask, never).map(Some)
 }
 
 /// Windows of at least this width exclude nothing.
@@ -176,20 +176,20 @@ fn multi_head(c: &mut OpCall<'_, '_>) -> EmitResult {
     if causal && c.operand_name(6).is_some() {
         return Err(RuleFailure::Opaque("causal attention with a past is not supported".into()));
     }
-    let mut parts = [q, k, v];
+    let mut operands = [q, k, v];
     if let Some(bias) = c.opt_tensor(3)? {
         let mut start = Dim::from(0);
-        for x in &mut parts {
+        for x in &mut operands {
             let width = c.extent(*x, 2);
             let own_bias = c.slice(bias, 0, start.clone(), width.clone(), 1)?;
             *x = c.binary(BinaryOp::Add, *x, own_bias)?;
             start = start + width;
         }
     }
-    for x in &mut parts {
+    for x in &mut operands {
         *x = split_heads(c, *x, heads)?;
     }
-    let [q, k, v] = parts;
+    let [q, k, v] = operands;
     let k = append_to_past(c, k, 6, 1)?;
     let v = append_to_past(c, v, 7, 2)?;
     let mask = c.opt_tensor(5)?;
@@ -234,8 +234,8 @@ fn lower_rotary(c: &mut OpCall<'_, '_>, positions: Option<ValueId>, caches: (usi
     let mut angles = [cos, sin];
     for angle in &mut angles {
         if let Some(positions) = positions {
-            let at = expand_positions(c, positions, length.clone())?;
-            *angle = c.emit("take", Op::Take { axis: 0 }, &[*angle, at])?;
+            let expanded = expand_positions(c, positions, length.clone())?;
+            *angle = c.emit("take", Op::Take { axis: 0 }, &[*angle, expanded])?;
         }
         if c.rank(*angle) == 2 {
             *angle = c.unsqueeze(*angle, 0)?;
@@ -257,8 +257,8 @@ fn lower_rotary(c: &mut OpCall<'_, '_>, positions: Option<ValueId>, caches: (usi
 /// The positions of `length` elements. A single position is that of the first element.
 fn expand_positions(c: &mut OpCall<'_, '_>, positions: ValueId, length: Dim) -> EmitResult {
     if c.rank(positions) == 1 && c.extent(positions, 0).as_const() == Some(1) {
-        let all = c.iota(length, 0, 1, c.dtype(positions))?;
-        return c.binary(BinaryOp::Add, all, positions);
+        let offsets = c.iota(length, 0, 1, c.dtype(positions))?;
+        return c.binary(BinaryOp::Add, offsets, positions);
     }
     Ok(positions)
 }

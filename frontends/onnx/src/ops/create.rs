@@ -57,16 +57,16 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
 ];
 
 fn constant(c: &mut OpCall<'_, '_>) -> RuleResult {
-    let Some(given) = c.node.attribute.iter().find(|a| a.name.starts_with("value")) else {
+    let Some(attribute) = c.node.attribute.iter().find(|a| a.name.starts_with("value")) else {
         return Err(RuleFailure::Opaque("the constant has no dense value".into()));
     };
-    let Some(a) = c.attribute(&given.name) else {
+    let Some(a) = c.attribute(&attribute.name) else {
         return Err(RuleFailure::Invalid(format!(
             "expected an attribute `{}`, found none",
-            given.ref_attr_name
+            attribute.ref_attr_name
         )));
     };
-    let data = match (given.name.as_str(), a.r#type) {
+    let data = match (attribute.name.as_str(), a.r#type) {
         ("value", _) => c.attribute_data("value")?,
         ("value_int", _) => Tensor::from_i64(DType::I64, vec![], &[a.i]).map(Arc::new),
         ("value_ints", _) => Tensor::from_i64(DType::I64, vec![a.ints.len()], &a.ints).map(Arc::new),
@@ -80,8 +80,9 @@ fn constant(c: &mut OpCall<'_, '_>) -> RuleResult {
         }
         _ => None,
     };
-    let data = data
-        .ok_or_else(|| RuleFailure::Opaque(format!("a constant with `{}` is not supported", given.name)))?;
+    let data = data.ok_or_else(|| {
+        RuleFailure::Opaque(format!("a constant with `{}` is not supported", attribute.name))
+    })?;
     if a.t.as_deref().is_some_and(|t| c.lowering.parameters.differs(t)) {
         let label = c.label.clone();
         let value = c.lowering.add_renamed_parameter(&label, data)?;

@@ -42,9 +42,9 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("BitShift", 28, "shl, shr", |c| match c.opt_string("direction")? {
         Some("LEFT") => binary(c, BinaryOp::Shl),
         Some("RIGHT") => binary(c, BinaryOp::Shr),
-        found => {
-            let found = found.unwrap_or("none");
-            Err(RuleFailure::Invalid(format!("expected the direction LEFT or RIGHT, found {found}")))
+        other => {
+            let direction = other.unwrap_or("none");
+            Err(RuleFailure::Invalid(format!("expected the direction LEFT or RIGHT, found {direction}")))
         }
     }),
     row("Not", 1, "not", |c| unary(c, UnaryOp::Not)),
@@ -133,9 +133,9 @@ pub(super) fn unary(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
 
 /// The first two operands. At most one of them is a number.
 fn binary_operands(c: &mut OpCall<'_, '_>) -> RuleResult<(CallOperand, CallOperand)> {
-    let left = c.operand_type(0)?.rank();
+    let x_rank = c.operand_type(0)?.rank();
     let right = c.operand_type(1)?.rank();
-    let y = c.operand(1, left)?;
+    let y = c.operand(1, x_rank)?;
     let x = match y {
         CallOperand::Scalar(_) => CallOperand::Tensor(c.tensor(0)?),
         CallOperand::Tensor(_) => c.operand(0, right)?,
@@ -172,10 +172,10 @@ fn binary(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
 }
 
 fn fold_operands(c: &mut OpCall<'_, '_>, op: BinaryOp) -> RuleResult {
-    let mut parts = c.tensors()?.into_iter();
-    let Some(mut y) = parts.next() else { return Ok(()) };
-    for part in parts {
-        y = c.binary(op, y, part)?;
+    let mut operands = c.tensors()?.into_iter();
+    let Some(mut y) = operands.next() else { return Ok(()) };
+    for operand in operands {
+        y = c.binary(op, y, operand)?;
     }
     c.set_only_result(y)
 }
@@ -269,8 +269,8 @@ fn dropout(c: &mut OpCall<'_, '_>) -> RuleResult {
     if c.is_result_read(1) {
         let x = c.tensor(0)?;
         let dtype = if c.version < 10 { c.dtype(x) } else { DType::Bool };
-        let kept = c.full(Scalar::Int(1), dtype, c.shape(x))?;
-        c.set_result(1, kept);
+        let mask = c.full(Scalar::Int(1), dtype, c.shape(x))?;
+        c.set_result(1, mask);
     }
     c.forward_operand(0)
 }

@@ -51,18 +51,18 @@ fn gather(c: &mut OpCall<'_, '_>) -> RuleResult {
     let axis = c.axis_or("axis", 0, c.rank(x))?;
     let n = c.extent(x, axis);
     if let Some(data) = c.constant_data(1)?.filter(|d| d.numel() == 1 && d.shape().len() <= 1) {
-        let given = data.to_i64()[0];
-        let start = c.index_from_start(Dim::from(given), &n);
+        let index = data.to_i64()[0];
+        let start = c.index_from_start(Dim::from(index), &n);
         let low = c.dim_bounds(&start).1;
         let high = c.dim_bounds(&(n.clone() - start.clone())).1;
         if low < 0 || high <= 0 {
             return Err(RuleFailure::Invalid(format!(
-                "expected an index from -{0} to {0} - 1, found {given}",
+                "expected an index from -{0} to {0} - 1, found {index}",
                 c.display_dim(&n)
             )));
         }
-        let one = c.slice(x, axis, start, 1.into(), 1)?;
-        let y = if data.shape().is_empty() { c.drop_axis(one, axis)? } else { one };
+        let slice = c.slice(x, axis, start, 1.into(), 1)?;
+        let y = if data.shape().is_empty() { c.drop_axis(slice, axis)? } else { slice };
         return c.set_only_result(y);
     }
     let index = c.tensor(1)?;
@@ -79,18 +79,18 @@ fn coordinate_indices(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Vec<Valu
     };
     let count = c.extent(index, last).as_const();
     let Some(count) = count.filter(|n| (1..=c.rank(x) as i64).contains(n)) else {
-        let most = c.rank(x);
-        let found = c.extent(index, last);
+        let rank = c.rank(x);
+        let extent = c.extent(index, last);
         return Err(RuleFailure::Invalid(format!(
-            "expected 1 to {most} coordinates, found {}",
-            c.display_dim(&found)
+            "expected 1 to {rank} coordinates, found {}",
+            c.display_dim(&extent)
         )));
     };
     let mut out = Vec::new();
     for axis in 0..count as usize {
-        let one = c.slice(index, last, (axis as i64).into(), 1.into(), 1)?;
-        let one = c.drop_axis(one, last)?;
-        out.push(c.wrap_negative_index(one, &c.extent(x, axis))?);
+        let coordinate = c.slice(index, last, (axis as i64).into(), 1.into(), 1)?;
+        let coordinate = c.drop_axis(coordinate, last)?;
+        out.push(c.wrap_negative_index(coordinate, &c.extent(x, axis))?);
     }
     Ok(out)
 }
@@ -132,9 +132,9 @@ fn one_hot(c: &mut OpCall<'_, '_>) -> EmitResult {
     let index = c.unsqueeze(index, axis)?;
     let mut line = vec![Dim::from(1); rank];
     line[axis] = depth.clone();
-    let all = c.iota(depth, 0, 1, DType::I64)?;
-    let all = c.reshape(all, line)?;
-    let hot = c.binary(BinaryOp::Eq, index, all)?;
+    let classes = c.iota(depth, 0, 1, DType::I64)?;
+    let classes = c.reshape(classes, line)?;
+    let hot = c.binary(BinaryOp::Eq, index, classes)?;
     let off = take_scalar(c, values, 0)?;
     let on = take_scalar(c, values, 1)?;
     c.select(hot, on, off)

@@ -47,9 +47,9 @@ pub(crate) fn find_rule(domain: &str, op: &str) -> Option<&'static RuleRow> {
 /// The schema of an op in a version of its operator set. Fails if the operator set does not have the op, or
 /// its rule does not support that version.
 pub(crate) fn find_definition(row: &RuleRow, version: i64) -> Result<&'static OpSchema, String> {
-    let known = schemas::op_versions(row.name);
-    let Some(schema) = known.iter().filter(|s| s.since <= version).max_by_key(|s| s.since) else {
-        let first = known.iter().map(|s| s.since).min().unwrap_or(1);
+    let versions = schemas::op_versions(row.name);
+    let Some(schema) = versions.iter().filter(|s| s.since <= version).max_by_key(|s| s.since) else {
+        let first = versions.iter().map(|s| s.since).min().unwrap_or(1);
         return Err(format!(
             "expected version {first} or newer of the operator set, found version {version}"
         ));

@@ -49,8 +49,8 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         };
         // Vectors of zeros stay zeros.
         let zero = c.binary_float(BinaryOp::Eq, norm, 0.0)?;
-        let one = c.full(Scalar::Int(1), c.dtype(norm), vec![])?;
-        let norm = c.select(zero, one, norm)?;
+        let unit = c.full(Scalar::Int(1), c.dtype(norm), vec![])?;
+        let norm = c.select(zero, unit, norm)?;
         c.binary(BinaryOp::Div, x, norm)
     }),
 ];

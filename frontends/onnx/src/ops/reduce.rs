@@ -94,12 +94,12 @@ fn log_sum_exp(c: &mut OpCall<'_, '_>) -> EmitResult {
         return Ok(x);
     }
     // Subtracting an infinite maximum from itself would give NaN.
-    let most = c.reduce(ReductionKind::Max, x, axes.clone(), true)?;
-    let size = c.unary(UnaryOp::Abs, most)?;
+    let max = c.reduce(ReductionKind::Max, x, axes.clone(), true)?;
+    let size = c.unary(UnaryOp::Abs, max)?;
     let infinite = c.binary_float(BinaryOp::Eq, size, f64::INFINITY)?;
-    let zero = c.full(Scalar::Int(0), c.dtype(most), vec![])?;
-    let most = c.select(infinite, zero, most)?;
-    c.log_sum_exp(x, most, axes, keep)
+    let zero = c.full(Scalar::Int(0), c.dtype(max), vec![])?;
+    let shift = c.select(infinite, zero, max)?;
+    c.log_sum_exp(x, shift, axes, keep)
 }
 
 fn arg_reduce(c: &mut OpCall<'_, '_>, op: ArgOp) -> EmitResult {

@@ -72,19 +72,19 @@ pub(crate) fn op_versions(op: &str) -> &'static [OpSchema] {
 fn schema_table() -> &'static SchemaTable {
     static ALL: OnceLock<SchemaTable> = OnceLock::new();
     ALL.get_or_init(|| {
-        let mut all = SchemaTable { newest: 0, others: HashSet::new(), versions: HashMap::new() };
+        let mut table = SchemaTable { newest: 0, others: HashSet::new(), versions: HashMap::new() };
         for line in include_str!("schemas.txt").lines() {
             let mut words = line.split(' ');
             match words.next() {
-                Some("newest") => all.newest = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
-                Some("others") => all.others.extend(words),
+                Some("newest") => table.newest = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
+                Some("others") => table.others.extend(words),
                 Some(name) if !name.starts_with('#') => {
-                    all.versions.entry(name).or_default().extend(parse_schema(words));
+                    table.versions.entry(name).or_default().extend(parse_schema(words));
                 }
                 _ => {}
             }
         }
-        all
+        table
     })
 }
 
@@ -120,22 +120,22 @@ fn parse_schema(mut words: std::str::Split<'static, char>) -> Option<OpSchema> {
 impl CountRange {
     /// Parses `2..3` or `2..`.
     fn parse(word: &str) -> Option<CountRange> {
-        let (least, most) = word.split_once("..")?;
-        Some(CountRange { least: least.parse().ok()?, most: most.parse().ok() })
+        let (min, max) = word.split_once("..")?;
+        Some(CountRange { least: min.parse().ok()?, most: max.parse().ok() })
     }
 }
 
 impl OperandDtypes {
     /// Parses `@T,T,V;T=hf;V=il`.
     fn parse_dtypes(word: &'static str) -> Option<OperandDtypes> {
-        let mut parts = word.strip_prefix('@')?.split(';');
-        let variables = parts.next()?.split(',').filter(|name| !name.is_empty());
+        let mut sections = word.strip_prefix('@')?.split(';');
+        let variables = sections.next()?.split(',').filter(|name| !name.is_empty());
         let variables = variables.map(|name| match name.strip_suffix('~') {
             Some(name) => (name, true),
             None => (name, false),
         });
-        let accepted = parts.map(|part| {
-            let (name, letters) = part.split_once('=')?;
+        let accepted = sections.map(|section| {
+            let (name, letters) = section.split_once('=')?;
             let dtypes = letters.chars().filter(|&c| c != NO_DTYPE).map(dtype_of_letter);
             Some((name, dtypes.collect::<Option<Vec<_>>>()?, letters))
         });
@@ -152,28 +152,28 @@ impl OperandDtypes {
     /// Checks the dtypes of the operands that are known.
     fn check_operands(&self, op: &str, since: i64, dtypes: &[Option<DType>]) -> Result<(), String> {
         let mut bound: Vec<(&str, usize, DType)> = Vec::new();
-        for (i, found) in dtypes.iter().enumerate() {
-            let (Some(found), Some(&(name, may_differ))) =
-                (*found, self.variables.get(i).or(self.variables.last()))
+        for (i, actual) in dtypes.iter().enumerate() {
+            let (Some(actual), Some(&(name, may_differ))) =
+                (*actual, self.variables.get(i).or(self.variables.last()))
             else {
                 continue;
             };
             let accepted = self.accepted.iter().find(|(n, _)| *n == name);
-            if let Some((_, accepted)) = accepted.filter(|(_, accepted)| !accepted.contains(&found)) {
+            if let Some((_, accepted)) = accepted.filter(|(_, accepted)| !accepted.contains(&actual)) {
                 let names: Vec<String> = accepted.iter().map(ToString::to_string).collect();
                 let expected = if names.is_empty() { "another type".to_string() } else { names.join(", ") };
                 return Err(format!(
-                    "operand {i} of {op} as of version {since}: expected {expected}, found {found}"
+                    "operand {i} of {op} as of version {since}: expected {expected}, found {actual}"
                 ));
             }
             match bound.iter().find(|(n, ..)| *n == name) {
-                Some(&(_, first, dtype)) if dtype != found && !may_differ => {
+                Some(&(_, first, dtype)) if dtype != actual && !may_differ => {
                     return Err(format!(
-                        "operand {i} of {op}: expected the dtype of operand {first}, {dtype}, found {found}"
+                        "operand {i} of {op}: expected the dtype of operand {first}, {dtype}, found {actual}"
                     ));
                 }
                 Some(_) => {}
-                None => bound.push((name, i, found)),
+                None => bound.push((name, i, actual)),
             }
         }
         Ok(())
@@ -238,16 +238,16 @@ impl OpSchema {
             return Err(format!("{op} is not available from version {} of the operator set on", self.since));
         }
         // Operands at the end may be omitted by an empty name.
-        let given = node.input.iter().rposition(|n| !n.is_empty()).map_or(0, |i| i + 1);
-        self.operands.check_count("operand", given)?;
+        let count = node.input.iter().rposition(|n| !n.is_empty()).map_or(0, |i| i + 1);
+        self.operands.check_count("operand", count)?;
         self.results.check_count("result", node.output.len())?;
         for (i, a) in node.attribute.iter().enumerate() {
-            let Some(known) = self.attribute(&a.name) else {
-                let known: Vec<&str> = self.attributes.iter().map(|a| a.name).collect();
-                let known = if known.is_empty() { "none".to_string() } else { known.join(", ") };
+            let Some(declared) = self.attribute(&a.name) else {
+                let names: Vec<&str> = self.attributes.iter().map(|a| a.name).collect();
+                let names = if names.is_empty() { "none".to_string() } else { names.join(", ") };
                 let since = self.since;
                 return Err(format!(
-                    "expected an attribute of {op} as of version {since} ({known}), found {}",
+                    "expected an attribute of {op} as of version {since} ({names}), found {}",
                     describe_attribute(a)
                 ));
             };
@@ -255,12 +255,12 @@ impl OpSchema {
                 return Err(format!("expected one attribute `{}`, found two", a.name));
             }
             if let Some(a) = resolved(a)
-                && known.what != attribute_type_name(a.r#type)
+                && declared.what != attribute_type_name(a.r#type)
             {
-                let name = known.name;
+                let name = declared.name;
                 return Err(format!(
                     "expected {} as `{name}`, found {}",
-                    describe_attribute_type(known.what),
+                    describe_attribute_type(declared.what),
                     describe_attribute(a)
                 ));
             }

@@ -9,34 +9,34 @@ use crate::lower::{RuleFailure, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("SequenceConstruct", 11, "(a sequence)", |c| {
-        let parts = c.tensors()?;
-        c.set_sequence(parts);
+        let tensors = c.tensors()?;
+        c.set_sequence(tensors);
         Ok(())
     }),
     row_of_results("SplitToSequence", 24, "slice, reshape", split),
     row("SequenceAt", 11, "(an element)", |c| {
-        let parts = c.sequence(0)?;
+        let tensors = c.sequence(0)?;
         let index = c.opt_consts(1, "the position")?.and_then(|i| i.first().copied()).unwrap_or(0);
-        let at = if index < 0 { index.saturating_add(parts.len() as i64) } else { index };
-        let found = usize::try_from(at).ok().and_then(|at| parts.get(at).copied());
-        found.ok_or_else(|| {
+        let position = if index < 0 { index.saturating_add(tensors.len() as i64) } else { index };
+        let element = usize::try_from(position).ok().and_then(|index| tensors.get(index).copied());
+        element.ok_or_else(|| {
             RuleFailure::Invalid(format!(
                 "expected a position within {} elements, found {index}",
-                parts.len()
+                tensors.len()
             ))
         })
     }),
     row("ConcatFromSequence", 11, "reshape, concat", |c| {
-        let mut parts = c.sequence(0)?;
-        let Some(&first) = parts.first() else {
+        let mut tensors = c.sequence(0)?;
+        let Some(&first) = tensors.first() else {
             return Err(RuleFailure::Invalid("expected at least one element, found none".into()));
         };
         let new = c.flag("new_axis")?;
         let axis = c.resolve_axis(c.int("axis")?, c.rank(first) + usize::from(new))?;
-        for part in parts.iter_mut().filter(|_| new) {
-            *part = c.unsqueeze(*part, axis)?;
+        for tensor in tensors.iter_mut().filter(|_| new) {
+            *tensor = c.unsqueeze(*tensor, axis)?;
         }
-        c.concat(&parts, axis)
+        c.concat(&tensors, axis)
     }),
 ];
 
@@ -47,10 +47,10 @@ fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
     let x = c.tensor(0)?;
     let axis = c.axis_or("axis", 0, c.rank(x))?;
     let n = c.extent(x, axis);
-    let given = c.opt_ints(1, "the lengths")?;
+    let lengths = c.opt_ints(1, "the lengths")?;
     let keep = c.int_or("keepdims", 1)? != 0;
-    let single = given.is_none() && !keep;
-    let lengths = match given {
+    let single = lengths.is_none() && !keep;
+    let lengths = match lengths {
         Some(ints) if !ints.shape.is_empty() => ints.dims,
         other => {
             let each = other.map_or(Some(1), |i| i.dims.first().and_then(Dim::as_const));
@@ -64,12 +64,12 @@ fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
         }
     };
     let mut start = Dim::from(0);
-    let mut parts: Vec<ValueId> = Vec::with_capacity(lengths.len());
+    let mut pieces: Vec<ValueId> = Vec::with_capacity(lengths.len());
     for len in lengths {
         let piece = c.slice(x, axis, start.clone(), len.clone(), 1)?;
-        parts.push(if single { c.drop_axis(piece, axis)? } else { piece });
+        pieces.push(if single { c.drop_axis(piece, axis)? } else { piece });
         start = start + len;
     }
-    c.set_sequence(parts);
+    c.set_sequence(pieces);
     Ok(())
 }

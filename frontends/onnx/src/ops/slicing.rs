@@ -12,9 +12,9 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("Slice", 13, "slice; take for negative steps", slice),
     row_of_results("Split", 18, "slice", split),
     row("Concat", 13, "concat", |c| {
-        let parts = c.tensors()?;
-        let axis = c.resolve_axis(c.int("axis")?, c.rank(parts[0]))?;
-        c.concat(&parts, axis)
+        let tensors = c.tensors()?;
+        let axis = c.resolve_axis(c.int("axis")?, c.rank(tensors[0]))?;
+        c.concat(&tensors, axis)
     }),
     row("Tile", 13, "reshape, expand, reshape", |c| {
         let x = c.tensor(0)?;
@@ -50,7 +50,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
 
 fn require_four_axes(shape: &[Dim]) -> RuleResult<[Dim; 4]> {
     <[Dim; 4]>::try_from(shape.to_vec())
-        .map_err(|found| RuleFailure::Invalid(format!("expected four axes, found {}", found.len())))
+        .map_err(|shape| RuleFailure::Invalid(format!("expected four axes, found {}", shape.len())))
 }
 
 /// Ends of at least this magnitude mean the end of the axis.
@@ -127,12 +127,12 @@ fn slice_backwards(
     step: i64,
 ) -> EmitResult {
     let n = c.extent(x, axis);
-    let last = n.clone() - Dim::from(1);
+    let last_index = n.clone() - Dim::from(1);
     let start = match start.as_const() {
-        Some(s) if s >= FAR || s == -1 => last,
+        Some(s) if s >= FAR || s == -1 => last_index,
         _ => match c.index_from_start(start, &n) {
-            s if c.dim_bounds(&(last.clone() - s.clone())).0 >= 0 => s,
-            s => s.min_with(&last),
+            s if c.dim_bounds(&(last_index.clone() - s.clone())).0 >= 0 => s,
+            s => s.min_with(&last_index),
         },
     };
     // The end is exclusive, so -1 includes the first element.

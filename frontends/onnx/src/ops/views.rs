@@ -32,20 +32,20 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
                 c.display_dim(&shape[*a])
             )));
         }
-        let kept = shape.into_iter().enumerate().filter(|(a, extent)| match &axes {
+        let kept_axes = shape.into_iter().enumerate().filter(|(a, extent)| match &axes {
             Some(axes) => !axes.contains(a),
             None => extent.as_const() != Some(1),
         });
-        c.reshape(x, kept.map(|(_, extent)| extent).collect())
+        c.reshape(x, kept_axes.map(|(_, extent)| extent).collect())
     }),
     row("Unsqueeze", 25, "reshape", |c| {
         let x = c.tensor(0)?;
         let mut shape = c.shape(x);
-        let given = match c.opt_ints(1, "axes")? {
+        let axis_count = match c.opt_ints(1, "axes")? {
             Some(axes) => axes.dims.len(),
             None => c.opt_attribute_ints("axes")?.map_or(0, <[i64]>::len),
         };
-        for axis in c.axes(1, shape.len() + given)?.unwrap_or_default() {
+        for axis in c.axes(1, shape.len() + axis_count)?.unwrap_or_default() {
             shape.insert(axis.min(shape.len()), Dim::from(1));
         }
         c.reshape(x, shape)
@@ -85,7 +85,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
 /// Sets these extents as the only result.
 fn set_extents(c: &mut OpCall<'_, '_>, ints: SymbolicInts) -> RuleResult {
     match ints.into_known() {
-        Some(known) => c.set_known(0, known),
+        Some(value) => c.set_known(0, value),
         None => return Err(RuleFailure::Invalid("the extents exceed the limits of the IR".into())),
     }
     Ok(())

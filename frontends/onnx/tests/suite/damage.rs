@@ -52,17 +52,17 @@ fn program() -> Fake {
 fn damage_bytes(bytes: &[u8], random: &mut SplitMix) -> Vec<u8> {
     let mut out = bytes.to_vec();
     for _ in 0..1 + random.below(4) {
-        let at = random.below(out.len());
-        let end = (at + 1 + random.below(12)).min(out.len());
+        let start = random.below(out.len());
+        let end = (start + 1 + random.below(12)).min(out.len());
         match random.below(5) {
-            0 => out[at] ^= 1 << random.below(8),
-            1 => out[at] = [0, 1, 0x7f, 0x80, 0xff][random.below(5)],
-            2 => drop(out.drain(at..end)),
-            3 => out[at..end].fill(0xff),
+            0 => out[start] ^= 1 << random.below(8),
+            1 => out[start] = [0, 1, 0x7f, 0x80, 0xff][random.below(5)],
+            2 => drop(out.drain(start..end)),
+            3 => out[start..end].fill(0xff),
             _ => {
-                let copy = out[at..end].to_vec();
-                let to = random.below(out.len());
-                out.splice(to..to, copy);
+                let copy = out[start..end].to_vec();
+                let target = random.below(out.len());
+                out.splice(target..target, copy);
             }
         }
         if out.is_empty() {

@@ -18,12 +18,12 @@ struct OpDefinition {
 }
 
 fn definitions() -> HashMap<&'static str, Vec<OpDefinition>> {
-    let mut all: HashMap<&str, Vec<OpDefinition>> = HashMap::new();
+    let mut definitions: HashMap<&str, Vec<OpDefinition>> = HashMap::new();
     let lines = include_str!("../../src/ops/schemas.txt").lines();
     for line in lines.filter(|l| !l.starts_with(['#', 'n', 'o']) && !l.ends_with("deprecated")) {
         let words: Vec<&str> = line.split(' ').collect();
         let [name, since, operands, results, _, attributes @ ..] = words.as_slice() else { panic!("{line}") };
-        let most = [operands, results].map(|c| c.split_once("..").expect("a range").1.parse().ok());
+        let max_counts = [operands, results].map(|c| c.split_once("..").expect("a range").1.parse().ok());
         let attribute = |word: &&'static str| {
             let (name, ty) = word.split_once(':').expect("a name and a type");
             let (ty, default) = ty.split_once('=').map_or((ty, None), |(ty, d)| (ty, Some(d)));
@@ -31,9 +31,9 @@ fn definitions() -> HashMap<&'static str, Vec<OpDefinition>> {
         };
         let attributes = attributes.iter().map(attribute).collect();
         let since = since.parse().expect("a version");
-        all.entry(name).or_default().push(OpDefinition { since, most, attributes });
+        definitions.entry(name).or_default().push(OpDefinition { since, most: max_counts, attributes });
     }
-    all
+    definitions
 }
 
 /// Attributes and operands that do not affect the numbers that the rules give.
@@ -56,12 +56,12 @@ const HARMLESS: &[(&str, &str)] = &[
 
 /// A program of `ops.txt` with its op and the schema of the op.
 fn cases(mut visit: impl FnMut(&'static str, &OpDefinition, &dyn Fn() -> Fake)) {
-    let all = definitions();
+    let definitions = definitions();
     for line in include_str!("ops.txt").lines().filter(|l| !l.is_empty() && !l.starts_with('#')) {
         let (version, call) = line.split_once(' ').expect("a version and a call");
         let (op, version) =
             (call.split(' ').next().expect("an op"), version.parse::<i64>().expect("a version"));
-        let Some(versions) = all.get(op) else { panic!("no definition of {op}") };
+        let Some(versions) = definitions.get(op) else { panic!("no definition of {op}") };
         // All ops of com.microsoft have version 1.
         let version = if op.contains("::") { 1 } else { version };
         let of_then = versions.iter().filter(|d| d.since <= version).max_by_key(|d| d.since);
@@ -95,9 +95,9 @@ fn every_attribute_is_read_or_refused() {
         let plain = import_supported(&fake());
         assert!(plain.is_some(), "{op}: {:?}", fake().import().map(|i| i.notes));
         for &(name, ty, default) in &definition.attributes {
-            let given = fake().graph().node[0].attribute.iter().any(|a| a.name == name);
-            let other = values(ty).iter().filter(|v| given || Some(**v) != default);
-            let changed = other.clone().any(|value| {
+            let is_given = fake().graph().node[0].attribute.iter().any(|a| a.name == name);
+            let other_values = values(ty).iter().filter(|v| is_given || Some(**v) != default);
+            let changed = other_values.clone().any(|value| {
                 let mut with = fake();
                 let attributes = &mut with.graph().node[0].attribute;
                 attributes.retain(|a| a.name != name);
@@ -119,8 +119,8 @@ fn every_operand_is_read_or_refused() {
     let (mut ignored, mut tried) = (BTreeSet::new(), 0);
     cases(|op, definition, fake| {
         let plain = import_supported(&fake());
-        let given = fake().graph().node[0].input.len();
-        for i in given..definition.most[0].unwrap_or(given) {
+        let count = fake().graph().node[0].input.len();
+        for i in count..definition.most[0].unwrap_or(count) {
             let changed =
                 [("f32[]", 0.5), ("i64[1]", 1.0), ("bool[]", 1.0)].into_iter().any(|(ty, number)| {
                     let mut with = fake().held(stored("more", &tensor(ty, &[number])));
@@ -157,17 +157,17 @@ fn unknown_operands_and_attributes_are_rejected_by_name() {
         with.graph().node[0].attribute.insert(0, a);
         assert!(import_supported(&with).is_none(), "{op}");
         for (list, most) in definition.most.into_iter().enumerate() {
-            let Some(most) = most else { continue };
+            let Some(max_count) = most else { continue };
             let mut with = fake();
             let node = &mut with.graph().node[0];
             let names = if list == 0 { &mut node.input } else { &mut node.output };
             let first = names.first().cloned().unwrap_or_default();
-            (names.len()..=most)
+            (names.len()..=max_count)
                 .for_each(|i| names.push(if list == 0 { first.clone() } else { format!("x.{i}") }));
             if first.is_empty() {
                 continue;
             }
-            refused(with, &format!("found {}", most + 1));
+            refused(with, &format!("found {}", max_count + 1));
         }
         let mut with = fake();
         with.model.opset_import.iter_mut().for_each(|o| o.version = 99);
@@ -175,7 +175,7 @@ fn unknown_operands_and_attributes_are_rejected_by_name() {
         ops.insert(op);
     });
     // Sequences, collectives, and ops that neither evaluator has are tested elsewhere.
-    let apart = [
+    let untested = [
         "Constant",
         "Scatter",
         "SequenceConstruct",
@@ -186,7 +186,7 @@ fn unknown_operands_and_attributes_are_rejected_by_name() {
     ];
     let untried: Vec<&str> = symmc_onnx::supported_ops().into_iter().map(|(op, _)| op).collect();
     let untried: Vec<&str> =
-        untried.into_iter().filter(|op| !ops.contains(op) && !apart.contains(op)).collect();
+        untried.into_iter().filter(|op| !ops.contains(op) && !untested.contains(op)).collect();
     assert_eq!(untried, ["com.microsoft::AllReduce", "com.microsoft::AllGather", "com.microsoft::AllToAll"]);
 }
 
@@ -208,8 +208,8 @@ fn versions_that_are_not_known_are_refused() {
     }
     assert!(format.error().contains("of the format (ir_version), found version -1"), "{}", format.error());
     let mut twice = relu();
-    let other = symmc_onnx::proto::OperatorSetIdProto { domain: "ai.onnx".into(), version: 21 };
-    twice.model.opset_import.push(other);
+    let import = symmc_onnx::proto::OperatorSetIdProto { domain: "ai.onnx".into(), version: 21 };
+    twice.model.opset_import.push(import);
     assert!(
         twice.error().contains("one version of ONNX's operators, 20, found version 21"),
         "{}",

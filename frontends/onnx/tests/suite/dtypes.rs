@@ -36,17 +36,17 @@ fn is_about_dtypes(error: &str) -> bool {
 fn operands_have_the_dtypes_that_onnx_runtime_accepts() {
     let (mut accepted, mut rejected, mut wrong) = (0, 0, Vec::new());
     for line in include_str!("dtypes.txt").lines().filter(|l| !l.starts_with('#')) {
-        let parts: Vec<&str> = line.split(" | ").collect();
-        let [call, operands, rows] = parts.as_slice() else { panic!("three parts: {line}") };
+        let fields: Vec<&str> = line.split(" | ").collect();
+        let [call, operands, rows] = fields.as_slice() else { panic!("three parts: {line}") };
         let operands: Vec<&str> = operands.split(';').map(str::trim).collect();
         for row in rows.split(' ') {
             let (position, letters) = row.split_at(row.len() - DTYPES.len());
             for (dtype, letter) in DTYPES.iter().zip(letters.chars()) {
-                let found = program(call, &operands, position, dtype).import().map_err(|e| e.to_string());
-                let what = format!("{call}: {dtype} at {position}");
-                match (letter, found) {
-                    ('x', Err(error)) if is_about_dtypes(&error) => wrong.push(format!("{what}: {error}")),
-                    ('.', Ok(_)) => wrong.push(format!("{what}: it imports")),
+                let outcome = program(call, &operands, position, dtype).import().map_err(|e| e.to_string());
+                let label = format!("{call}: {dtype} at {position}");
+                match (letter, outcome) {
+                    ('x', Err(error)) if is_about_dtypes(&error) => wrong.push(format!("{label}: {error}")),
+                    ('.', Ok(_)) => wrong.push(format!("{label}: it imports")),
                     ('x', _) => accepted += 1,
                     ('.', _) => rejected += 1,
                     _ => {}

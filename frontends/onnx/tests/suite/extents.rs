@@ -73,15 +73,15 @@ fn shapes_split_by_an_attribute_have_its_lengths() {
 
 #[test]
 fn fmod_decides_the_sign_of_negative_remainders() {
-    let known = |call: &str, from: &str, to: &str| {
+    let program = |call: &str, from: &str, to: &str| {
         shaped(18, "f32[a,b,c]", &[("Sub", &[from, to], &["d"]), (call, &["d", "m"], &["target"])])
             .node("Expand", &["one", "target"], &["y"])
             .output("y")
     };
     // -a mod 3 is never negative; fmod(-a, 3) is never positive.
-    assert_text_contains(&known("Mod", "k", "shape"), "mod(-a, 3)");
-    assert!(known("Mod fmod=1", "k", "shape").error().contains("depends on data"));
-    assert_text_contains(&known("Mod fmod=1", "shape", "k"), "mod(a, 3)");
+    assert_text_contains(&program("Mod", "k", "shape"), "mod(-a, 3)");
+    assert!(program("Mod fmod=1", "k", "shape").error().contains("depends on data"));
+    assert_text_contains(&program("Mod fmod=1", "shape", "k"), "mod(a, 3)");
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn constants_constraining_extents_are_checked_at_run_time() {
             graph.symbols.keys().for_each(|id| bindings.set(id, *n));
             checks.evaluate(&graph, &bindings).is_ok()
         };
-        let found: Vec<i64> = (1..=8).filter(runs_at).collect();
-        assert_eq!(found, sizes, "{call}");
+        let actual: Vec<i64> = (1..=8).filter(runs_at).collect();
+        assert_eq!(actual, sizes, "{call}");
     }
 }

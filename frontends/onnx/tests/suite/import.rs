@@ -240,7 +240,7 @@ fn parameters_of_branches_have_sources_of_their_own() {
     }
     let fake = fake.node("Sum", &["p", "q", "w", "if.w"], &["y"]).output("y");
     let imported = fake.import().expect("a program");
-    let found: Vec<_> = parameters(&imported.graph)
+    let actual: Vec<_> = parameters(&imported.graph)
         .into_iter()
         .map(|source| (source, imported.weights[0][source].to_f64()))
         .collect();
@@ -250,7 +250,7 @@ fn parameters_of_branches_have_sources_of_their_own() {
         ("if.w#2", vec![5.0, 6.0]),
         ("if.w#3", vec![7.0, 8.0]),
     ];
-    assert_eq!(found, expected);
+    assert_eq!(actual, expected);
 }
 
 #[test]
@@ -346,18 +346,18 @@ fn files_of_ranks_differ_in_weights_alone() {
     assert_eq!(imported.weights[0]["w"].to_f64(), [1.0, 0.0, 0.0, 1.0]);
     assert_eq!(imported.weights[1]["w"].to_f64(), [2.0, 0.0, 0.0, 2.0]);
     // A factor that differs between the files becomes a weight, too.
-    let other = parallel(2.0, 4.0, 2.0);
-    let imported = import_all(&[&a, &other]).expect("one program");
+    let second = parallel(2.0, 4.0, 2.0);
+    let imported = import_all(&[&a, &second]).expect("one program");
     assert_eq!(parameters(&imported.graph), ["w", "factor"]);
     assert_eq!(imported.weights[1]["factor"].to_f64(), [4.0]);
     // A shape must not differ.
-    let other = parallel(2.0, 3.0, 1.0);
-    let error = import_all(&[&a, &other]).expect_err("two shapes").to_string();
+    let second = parallel(2.0, 3.0, 1.0);
+    let error = import_all(&[&a, &second]).expect_err("two shapes").to_string();
     assert!(error.contains("`shape`") && error.contains("differs between the ranks"), "{error}");
     // Nodes must not differ either.
-    let mut other = b.clone();
-    other.graph().node[2].op_type = "Add".into();
-    let error = import_all(&[&a, &other]).expect_err("two programs").to_string();
+    let mut second = b.clone();
+    second.graph().node[2].op_type = "Add".into();
+    let error = import_all(&[&a, &second]).expect_err("two programs").to_string();
     assert!(error.starts_with("r1.onnx: the program differs from that of r0.onnx"), "{error}");
     assert!(error.contains("= mul %r, 3.0`, found `") && error.contains("= add %r, 3.0`"), "{error}");
     let error = import_all(&[&a, &b, &b]).expect_err("three files").to_string();
@@ -394,9 +394,9 @@ fn the_first_difference_between_ranks_is_named() {
     let groups = Fake::new(21).input("x", "f32[1,tokens,2]").stored("w", "f32[2]", &[1.0, 2.0]);
     let groups = groups.node("GroupNormalization num_groups=3", &["x", "w", "w"], &["y"]).output("y");
     assert_error_contains(&groups, "expected 3 groups to divide tokens channels");
-    let apart = Fake::new(18).input("x", "f32[tokens,3]").input("z", "f32[tokens,2]");
-    let apart = apart.node("Add", &["x", "z"], &["y"]).output("y");
-    assert_error_contains(&apart, "the shapes [tokens, 3] and [tokens, 2] do not broadcast");
+    let incompatible = Fake::new(18).input("x", "f32[tokens,3]").input("z", "f32[tokens,2]");
+    let incompatible = incompatible.node("Add", &["x", "z"], &["y"]).output("y");
+    assert_error_contains(&incompatible, "the shapes [tokens, 3] and [tokens, 2] do not broadcast");
     // One file for two ranks.
     let file = rank("n", true).source("r.onnx");
     let imported = import(&[file.clone(), file], &ImportOptions::default()).expect("one program");
@@ -431,29 +431,29 @@ fn constants_of_ranks_differ_by_their_place() {
         fake.node("my::shifted", &["x"], &["q"]).node("Sum", &["p", "q", "k", name], &["y"]).output("y")
     };
     let imported = import_all(&[&rank(3.0, "off"), &rank(5.0, "off_r1")]).expect("one program");
-    let held = |rank: usize| -> Vec<f64> {
+    let weights_of = |rank: usize| -> Vec<f64> {
         let sources = parameters(&imported.graph).into_iter();
         sources.flat_map(|source| imported.weights[rank][source].to_f64()).collect()
     };
     assert_eq!(parameters(&imported.graph), ["off", "p.inner", "k", "q.c"]);
-    assert_eq!(held(0), [5.0, 4.0, 1.0, 3.0, 1.0, 3.0]);
-    assert_eq!(held(1), [7.0, 6.0, 1.0, 5.0, 1.0, 5.0]);
+    assert_eq!(weights_of(0), [5.0, 4.0, 1.0, 3.0, 1.0, 3.0]);
+    assert_eq!(weights_of(1), [7.0, 6.0, 1.0, 5.0, 1.0, 5.0]);
 }
 
 #[test]
 fn ranks_are_what_collectives_say() {
     let mut fake = parallel(1.0, 3.0, 2.0);
     assert_eq!(fake.import().expect("a program").graph.ranks, Some(2));
-    let asked = ImportOptions { ranks: Some(4), ..ImportOptions::default() };
-    let error = import(&[fake.source("m.onnx")], &asked).expect_err("two numbers").to_string();
+    let options = ImportOptions { ranks: Some(4), ..ImportOptions::default() };
+    let error = import(&[fake.source("m.onnx")], &options).expect_err("two numbers").to_string();
     assert_eq!(
         error,
         "m.onnx: conflicting numbers of ranks: the caller says 4, the group_size of node `r` is 2"
     );
     fake = fake.node("com.microsoft::AllGather group_size=4", &["y"], &["z"]).output("z");
     assert_error_contains(&fake, "the group_size of node `r` is 2, the group_size of node `z` is 4");
-    let alone = Fake::new(18).input("x", "f32[2]").node("Relu", &["x"], &["y"]).output("y");
-    assert_eq!(alone.import().expect("a program").graph.ranks, Some(1));
+    let without_collectives = Fake::new(18).input("x", "f32[2]").node("Relu", &["x"], &["y"]).output("y");
+    assert_eq!(without_collectives.import().expect("a program").graph.ranks, Some(1));
 }
 
 #[test]
@@ -488,8 +488,11 @@ fn collectives_count_where_they_are_put_in_place() {
         .node("my::called size=2", &["x"], &["y"])
         .output("y");
     assert_eq!(ranks(&fake), Some(2));
-    let both = fake.node("my::called size=3", &["y"], &["z"]).output("z");
-    assert_error_contains(&both, "the group_size of node `y.b` is 2, the group_size of node `z.b` is 3");
+    let called_twice = fake.node("my::called size=3", &["y"], &["z"]).output("z");
+    assert_error_contains(
+        &called_twice,
+        "the group_size of node `y.b` is 2, the group_size of node `z.b` is 3",
+    );
 }
 
 #[test]
@@ -584,8 +587,8 @@ fn triangles_may_start_at_an_extent() {
     let inputs = vec![numbers("f32[2,5]", 10), numbers("f32[3,1]", 3)];
     let first: Vec<&symmc_ir::Tensor> = inputs.iter().map(|t| &**t).collect();
     let bindings = symmc_ir::interp::infer_bindings(&imported.graph, &first).expect("extents");
-    let found = symmc_ir::interp::run(&imported.graph, &bindings, &[inputs]).expect("a run");
-    assert_eq!(found[0][0].to_f64(), [1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
+    let outputs = symmc_ir::interp::run(&imported.graph, &bindings, &[inputs]).expect("a run");
+    assert_eq!(outputs[0][0].to_f64(), [1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
 }
 
 #[test]
@@ -674,7 +677,7 @@ fn typed_fields_hold_narrow_floats_and_bools() {
         ("u8", 2, vec![3, 255], [3.0, 255.0]),
         ("i32", 6, vec![3, -255], [3.0, -255.0]),
     ] {
-        let held = proto::TensorProto {
+        let stored = proto::TensorProto {
             name: "c".into(),
             dims: vec![2],
             data_type: code,
@@ -683,20 +686,20 @@ fn typed_fields_hold_narrow_floats_and_bools() {
         };
         let imported = Fake::new(18)
             .input("x", &format!("{ty}[2]"))
-            .held(held)
+            .held(stored)
             .node("Identity", &["c"], &["y"])
             .output("y")
             .import();
         let imported = imported.unwrap_or_else(|e| panic!("{ty}: {e}"));
-        let found = imported
+        let data = imported
             .graph
             .inputs
             .values()
             .find_map(|i| i.data.clone())
             .or(imported.weights[0].get("c").cloned());
-        let found = found.expect("data");
+        let data = data.expect("data");
         assert_eq!(
-            (found.dtype(), found.to_f64()),
+            (data.dtype(), data.to_f64()),
             (DType::from_name(ty).expect("a dtype"), expected.to_vec())
         );
     }
@@ -713,7 +716,7 @@ fn external_data_is_read_only_within_its_folder() {
         let external = entries
             .iter()
             .map(|(k, v)| proto::StringStringEntryProto { key: (*k).into(), value: (*v).into() });
-        let held = proto::TensorProto {
+        let stored = proto::TensorProto {
             name: "w".into(),
             dims: vec![2, 2],
             data_type: 1,
@@ -722,7 +725,7 @@ fn external_data_is_read_only_within_its_folder() {
             ..proto::TensorProto::default()
         };
         let fake =
-            Fake::new(18).input("x", "f32[n,2]").held(held).node("MatMul", &["x", "w"], &["y"]).output("y");
+            Fake::new(18).input("x", "f32[n,2]").held(stored).node("MatMul", &["x", "w"], &["y"]).output("y");
         let path = dir.path().join("in/m.onnx");
         std::fs::write(&path, fake.bytes()).expect("written");
         symmc_onnx::import_files(&[path], &ImportOptions::default())

@@ -38,8 +38,8 @@ fn borrowed(names: &[String]) -> Vec<&str> {
 
 /// The program of a line, its arguments, and its expected results.
 pub fn program(line: &str) -> (Fake, Vec<Arc<Tensor>>, Vec<Tensor>) {
-    let parts: Vec<&str> = line.split(" | ").map(str::trim).collect();
-    let [call, operands, results] = parts.as_slice() else { panic!("three parts: {line}") };
+    let fields: Vec<&str> = line.split(" | ").map(str::trim).collect();
+    let [call, operands, results] = fields.as_slice() else { panic!("three parts: {line}") };
     let (version, call) = call.split_once(' ').expect("a version and a call");
     let mut fake = Fake::new(version.parse().expect("a version"));
     let (mut names, mut inputs) = (Vec::new(), Vec::new());
@@ -71,9 +71,9 @@ fn check(line: &str) -> Result<(), String> {
         InputKind::Constant => input.data.clone().expect("a constant"),
         InputKind::Parameter => panic!("constants are integers and single numbers: {line}"),
     });
-    let found = symmc_ir::interp::run(&graph, &SymbolBindings::new(), &[inputs.collect()])
+    let outputs = symmc_ir::interp::run(&graph, &SymbolBindings::new(), &[inputs.collect()])
         .map_err(|e| e.to_string())?;
-    found[0].iter().zip(&expected).try_for_each(|(found, expected)| near(found, expected))
+    outputs[0].iter().zip(&expected).try_for_each(|(actual, expected)| near(actual, expected))
 }
 
 #[test]

@@ -48,12 +48,12 @@ fn tensor(all: &SafeTensors<'_>, name: &str) -> Arc<Tensor> {
 fn the_program_gives_what_the_gpus_gave() {
     let imported = import_files(&files(), &ImportOptions::default()).expect("the program");
     let bytes = std::fs::read(path("gpt_tp2.safetensors")).expect("recorded tensors");
-    let all = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let recorded = SafeTensors::deserialize(&bytes).expect("safetensors");
     let of_rank = |rank: usize| {
         let of_input = |input: &symmc_ir::GraphInput| match input.kind {
             InputKind::Constant => input.data.clone().expect("a constant has data"),
             InputKind::Parameter => imported.weights[rank][&input.source].clone(),
-            InputKind::Argument => tensor(&all, &format!("rank{rank}.in.0")),
+            InputKind::Argument => tensor(&recorded, &format!("rank{rank}.in.0")),
         };
         imported.graph.inputs.values().map(of_input).collect::<Vec<_>>()
     };
@@ -62,7 +62,7 @@ fn the_program_gives_what_the_gpus_gave() {
     let bindings = infer_bindings(&imported.graph, &first).expect("bindings");
     let outputs = run(&imported.graph, &bindings, &inputs).expect("a run");
     for (rank, outputs) in outputs.iter().enumerate() {
-        let expected = tensor(&all, &format!("rank{rank}.out.0"));
+        let expected = tensor(&recorded, &format!("rank{rank}.out.0"));
         assert_eq!((outputs[0].dtype(), outputs[0].shape()), (expected.dtype(), expected.shape()));
         let pairs = outputs[0].to_f64().into_iter().zip(expected.to_f64());
         let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);

@@ -132,23 +132,23 @@ fn embedded_weights_are_read_lazily() {
     for name in ["w", "wa", "wab", "wabc"] {
         fake.graph().node[0].input[1] = name.into();
         let graph = fake.graph().encode_to_vec();
-        let mut rest = fake.clone();
-        rest.model.graph = None;
+        let mut metadata = fake.clone();
+        metadata.model.graph = None;
         let mut head =
             symmc_onnx::proto::TensorProto { name: name.into(), data_type: 1, ..Default::default() };
         head.dims = vec![ROWS as i64, width];
         let head = [head.encode_to_vec(), vec![9 << 3 | 2], varint(bytes)].concat();
         let initializer = [vec![5 << 3 | 2], varint(head.len() as u64 + bytes), head].concat();
         let total = graph.len() as u64 + initializer.len() as u64 + bytes;
-        let file = [rest.bytes(), vec![7 << 3 | 2], varint(total), graph, initializer].concat();
+        let file = [metadata.bytes(), vec![7 << 3 | 2], varint(total), graph, initializer].concat();
         let path = dir.path().join(format!("{name}.onnx"));
         std::fs::write(&path, &file).expect("a file");
         let opened = std::fs::OpenOptions::new().write(true).open(&path).expect("the file");
         opened.set_len(file.len() as u64 + bytes).expect("holes");
         let before = private();
         let imported = import_files(&[path], &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
-        let taken = private().saturating_sub(before);
-        assert!(taken < 128 << 20, "{taken} bytes for a program");
+        let allocated = private().saturating_sub(before);
+        assert!(allocated < 128 << 20, "{allocated} bytes for a program");
         let weights = &imported.weights[0];
         assert_eq!(weights["small"].to_f64(), [1.0, 2.0, 3.0]);
         let data = weights[name].data();
@@ -206,6 +206,6 @@ fn bools_that_are_none_are_made_ones() {
     let imported =
         import(&[ModelSource { folder: None, ..fake.source("m.onnx") }], &ImportOptions::default());
     let graph = imported.expect("a program").graph;
-    let held = graph.inputs.values().find_map(|i| i.data.clone()).expect("a constant");
-    assert_eq!(held.data(), [0, 1, 1]);
+    let data = graph.inputs.values().find_map(|i| i.data.clone()).expect("a constant");
+    assert_eq!(data.data(), [0, 1, 1]);
 }

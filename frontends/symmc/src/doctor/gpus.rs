@@ -38,10 +38,11 @@ fn missing_driver_checks(error: &CudaError, module: Option<&str>) -> Vec<DoctorC
     };
     let mut checks = vec![GPUS_PART.problem("driver", CheckStatus::Missing, found, remedy)];
     let remedy = "see driver; plans run on host ranks without GPUs";
-    let rest = ["gpus", "peer access", "memory handles"];
-    checks.extend(
-        rest.map(|name| GPUS_PART.problem(name, CheckStatus::Missing, "none, as there is no driver", remedy)),
-    );
+    let names = ["gpus", "peer access", "memory handles"];
+    checks
+        .extend(names.map(|name| {
+            GPUS_PART.problem(name, CheckStatus::Missing, "none, as there is no driver", remedy)
+        }));
     checks.push(GPUS_PART.ok("profile", "host"));
     checks
 }
@@ -62,14 +63,14 @@ fn machine_checks(machine: &GpuInventory, module: Option<&str>) -> Vec<DoctorChe
 
 fn gpu_count_check(gpus: &[GpuInfo]) -> DoctorCheck {
     const CHECK_NAME: &str = "gpus";
-    let seen = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    let seen = seen.map_or(String::new(), |v| format!(" (CUDA_VISIBLE_DEVICES={v})"));
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let visible = visible.map_or(String::new(), |v| format!(" (CUDA_VISIBLE_DEVICES={v})"));
     match gpus.len() {
         0 => {
             let remedy = "make GPUs visible (CUDA_VISIBLE_DEVICES, docker run --gpus all); without GPUs plans run on host ranks";
-            GPUS_PART.problem(CHECK_NAME, CheckStatus::Missing, format!("none{seen}"), remedy)
+            GPUS_PART.problem(CHECK_NAME, CheckStatus::Missing, format!("none{visible}"), remedy)
         }
-        n => GPUS_PART.ok(CHECK_NAME, format!("{n}{seen}")),
+        n => GPUS_PART.ok(CHECK_NAME, format!("{n}{visible}")),
     }
 }
 
@@ -77,7 +78,7 @@ fn gpu_check(gpu: &GpuInfo) -> DoctorCheck {
     let name = format!("gpu {}", gpu.ordinal);
     let [major, minor] = gpu.capability;
     let multicast = if gpu.multicast { "multicast" } else { "no multicast" };
-    let found = format!(
+    let finding = format!(
         "{}, compute capability {major}.{minor}, {} multiprocessors, {}, {multicast}",
         gpu.name,
         gpu.multiprocessors,
@@ -85,7 +86,7 @@ fn gpu_check(gpu: &GpuInfo) -> DoctorCheck {
     );
     let id = gpu.ordinal;
     match gpu.compute_mode {
-        ComputeMode::Shared => GPUS_PART.ok(&name, found),
+        ComputeMode::Shared => GPUS_PART.ok(&name, finding),
         ComputeMode::Exclusive => {
             let remedy = format!(
                 "let several processes use it (nvidia-smi -i {id} -c DEFAULT), or run one rank on it"
@@ -93,13 +94,18 @@ fn gpu_check(gpu: &GpuInfo) -> DoctorCheck {
             GPUS_PART.problem(
                 &name,
                 CheckStatus::Limited,
-                format!("{found}, for one process at a time"),
+                format!("{finding}, for one process at a time"),
                 remedy,
             )
         }
         ComputeMode::Prohibited => {
             let remedy = format!("allow compute on it (nvidia-smi -i {id} -c DEFAULT)");
-            GPUS_PART.problem(&name, CheckStatus::Missing, format!("{found}, not usable for compute"), remedy)
+            GPUS_PART.problem(
+                &name,
+                CheckStatus::Missing,
+                format!("{finding}, not usable for compute"),
+                remedy,
+            )
         }
     }
 }
@@ -109,10 +115,10 @@ fn peer_access_check(gpus: &[GpuInfo]) -> DoctorCheck {
     const CHECK_NAME: &str = "peer access";
     let list_links = |access: GpuPeerAccess| {
         let links_of = |gpu: &GpuInfo| {
-            let others = gpu.peer_access.iter().enumerate();
-            let others = others.filter(|(o, found)| *o != gpu.ordinal as usize && **found == access);
-            let others: Vec<String> = others.map(|(o, _)| o.to_string()).collect();
-            (!others.is_empty()).then(|| format!("{} to {}", gpu.ordinal, others.join(",")))
+            let peers = gpu.peer_access.iter().enumerate();
+            let peers = peers.filter(|(o, found)| *o != gpu.ordinal as usize && **found == access);
+            let peers: Vec<String> = peers.map(|(o, _)| o.to_string()).collect();
+            (!peers.is_empty()).then(|| format!("{} to {}", gpu.ordinal, peers.join(",")))
         };
         gpus.iter().filter_map(links_of).collect::<Vec<_>>().join("; ")
     };
@@ -131,9 +137,9 @@ fn peer_access_check(gpus: &[GpuInfo]) -> DoctorCheck {
         }
         (_, true, false) => {
             let remedy = "kernels add fences on such links and are slower: look at nvidia-smi topo -m and nvlink --status";
-            let found =
+            let finding =
                 format!("every GPU accesses every other, but without atomic operations (PCIe): {peer}");
-            GPUS_PART.problem(CHECK_NAME, CheckStatus::Limited, found, remedy)
+            GPUS_PART.problem(CHECK_NAME, CheckStatus::Limited, finding, remedy)
         }
         (_, false, _) => {
             let remedy = "run ranks on GPUs that can access each other; look at nvidia-smi topo -p2p r, MIG, and IOMMU or \
@@ -156,13 +162,13 @@ fn memory_handle_check(gpus: &[GpuInfo]) -> DoctorCheck {
             GPUS_PART.ok(CHECK_NAME, "memory of all GPUs passes between processes as file descriptors")
         }
         (_, false) => {
-            let found = format!(
+            let finding = format!(
                 "not of GPU {}: its driver exports no memory as file descriptors",
                 without.join(", ")
             );
             let remedy = "use bare metal, a container, or a passed-through GPU; symmetric memory needs the driver's virtual \
                           memory management";
-            GPUS_PART.problem(CHECK_NAME, CheckStatus::Missing, found, remedy)
+            GPUS_PART.problem(CHECK_NAME, CheckStatus::Missing, finding, remedy)
         }
     }
 }
@@ -177,8 +183,8 @@ fn profile_check(gpus: &[GpuInfo]) -> DoctorCheck {
     match gpus.iter().find(|g| !g.name.contains(MEASURED_GPU)) {
         None => GPUS_PART.ok(CHECK_NAME, nearest),
         Some(other) => {
-            let found = format!("{nearest}, which was measured on {MEASURED_GPU}, not on {}", other.name);
-            GPUS_PART.problem(CHECK_NAME, CheckStatus::Limited, found, "measure this machine (symmc tune)")
+            let finding = format!("{nearest}, which was measured on {MEASURED_GPU}, not on {}", other.name);
+            GPUS_PART.problem(CHECK_NAME, CheckStatus::Limited, finding, "measure this machine (symmc tune)")
         }
     }
 }
@@ -210,51 +216,54 @@ mod tests {
 
     #[test]
     fn four_linked_gpus_have_nothing_to_do() {
-        let all =
+        let checks =
             machine_checks(&machine(&["NVIDIA H200"; 4], |_, _| GpuPeerAccess::Atomic), Some("580.65.06"));
-        assert!(all.iter().all(|c| c.status == CheckStatus::Ok), "{all:?}");
-        assert_eq!(find(&all, "driver").found, "CUDA 13.0, kernel module 580.65.06");
-        assert_eq!(find(&all, "profile").found, "h200x4");
+        assert!(checks.iter().all(|c| c.status == CheckStatus::Ok), "{checks:?}");
+        assert_eq!(find(&checks, "driver").found, "CUDA 13.0, kernel module 580.65.06");
+        assert_eq!(find(&checks, "profile").found, "h200x4");
         let gpu = "NVIDIA H200, compute capability 9.0, 132 multiprocessors, 141.0 GiB, multicast";
-        assert_eq!(find(&all, "gpu 3").found, gpu);
+        assert_eq!(find(&checks, "gpu 3").found, gpu);
     }
 
     #[test]
     fn links_that_are_missing_or_slow_are_listed() {
         let pairs =
             |i: usize, o: usize| if i / 2 == o / 2 { GpuPeerAccess::Atomic } else { GpuPeerAccess::None };
-        let all = machine_checks(&machine(&["NVIDIA H200"; 4], pairs), None);
-        let peers = find(&all, "peer access");
+        let checks = machine_checks(&machine(&["NVIDIA H200"; 4], pairs), None);
+        let peers = find(&checks, "peer access");
         assert_eq!(peers.status, CheckStatus::Limited);
         assert_eq!(peers.found, "not from 0 to 2,3; 1 to 2,3; 2 to 0,1; 3 to 0,1");
-        let all =
+        let checks =
             machine_checks(&machine(&["NVIDIA A100-PCIE-40GB"; 2], |_, _| GpuPeerAccess::LoadStore), None);
-        assert!(find(&all, "peer access").found.ends_with("(PCIe): 0 to 1; 1 to 0"), "{all:?}");
-        let profile = find(&all, "profile");
+        assert!(find(&checks, "peer access").found.ends_with("(PCIe): 0 to 1; 1 to 0"), "{checks:?}");
+        let profile = find(&checks, "profile");
         assert_eq!(profile.status, CheckStatus::Limited);
         assert!(profile.found.starts_with("h200x2") && profile.found.contains("A100"), "{profile:?}");
     }
 
     #[test]
     fn gpus_that_cannot_be_used_say_so() {
-        let mut found = machine(&["NVIDIA H200"; 2], |_, _| GpuPeerAccess::Atomic);
-        found.gpus[0].compute_mode = ComputeMode::Prohibited;
-        found.gpus[1].compute_mode = ComputeMode::Exclusive;
-        found.gpus[1].exports_memory = false;
-        let all = machine_checks(&found, None);
-        let status = |name| find(&all, name).status;
+        let mut limited = machine(&["NVIDIA H200"; 2], |_, _| GpuPeerAccess::Atomic);
+        limited.gpus[0].compute_mode = ComputeMode::Prohibited;
+        limited.gpus[1].compute_mode = ComputeMode::Exclusive;
+        limited.gpus[1].exports_memory = false;
+        let checks = machine_checks(&limited, None);
+        let status = |name| find(&checks, name).status;
         assert_eq!(
             ["gpu 0", "gpu 1", "memory handles"].map(status),
             [CheckStatus::Missing, CheckStatus::Limited, CheckStatus::Missing]
         );
         assert!(
-            find(&all, "gpu 0").remedy.as_deref().is_some_and(|r| r.contains("nvidia-smi -i 0 -c DEFAULT"))
+            find(&checks, "gpu 0")
+                .remedy
+                .as_deref()
+                .is_some_and(|r| r.contains("nvidia-smi -i 0 -c DEFAULT"))
         );
         let none = machine_checks(&machine(&[], |_, _| GpuPeerAccess::None), None);
         let short = none.iter().filter(|c| c.status == CheckStatus::Missing).map(|c| c.name.as_str());
         assert_eq!(short.collect::<Vec<_>>(), ["gpus", "peer access", "memory handles"]);
-        let one = machine_checks(&machine(&["NVIDIA H200"], |_, _| GpuPeerAccess::None), None);
-        assert_eq!(find(&one, "peer access").found, "one GPU has no peer");
+        let checks = machine_checks(&machine(&["NVIDIA H200"], |_, _| GpuPeerAccess::None), None);
+        assert_eq!(find(&checks, "peer access").found, "one GPU has no peer");
     }
 
     #[test]
@@ -271,11 +280,11 @@ mod tests {
             (&missing, Some("580"), "--gpus all"),
             (&refused, None, "nvidia-smi"),
         ] {
-            let all = missing_driver_checks(error, module);
-            let names: Vec<&str> = all.iter().map(|c| c.name.as_str()).collect();
+            let checks = missing_driver_checks(error, module);
+            let names: Vec<&str> = checks.iter().map(|c| c.name.as_str()).collect();
             assert_eq!(names, GPUS_PART.check_names());
-            assert!(all[0].remedy.as_deref().is_some_and(|r| r.contains(remedy)), "{all:?}");
-            assert!(all[..4].iter().all(|c| c.status == CheckStatus::Missing), "{all:?}");
+            assert!(checks[0].remedy.as_deref().is_some_and(|r| r.contains(remedy)), "{checks:?}");
+            assert!(checks[..4].iter().all(|c| c.status == CheckStatus::Missing), "{checks:?}");
         }
     }
 }

@@ -38,11 +38,11 @@ fn launcher_check(found: Result<DetectedLauncher, RunError>) -> DoctorCheck {
             let remedy = "start all ranks with one launcher, or unset the variables that it left";
             HOST_PART.problem(CHECK_NAME, CheckStatus::Limited, error.to_string(), remedy)
         }
-        Ok(DetectedLauncher { membership: Some(place), launcher, .. }) => {
+        Ok(DetectedLauncher { membership: Some(membership), launcher, .. }) => {
             let who = launcher.unwrap_or("the environment");
             HOST_PART.ok(
                 CHECK_NAME,
-                format!("{who} says that this process is rank {} of {}", place.rank, place.ranks),
+                format!("{who} says that this process is rank {} of {}", membership.rank, membership.ranks),
             )
         }
         Ok(DetectedLauncher { note: Some(note), .. }) => HOST_PART.ok(CHECK_NAME, format!("none ({note})")),
@@ -72,17 +72,18 @@ fn memory_check() -> DoctorCheck {
             "mount /proc",
         );
     };
-    let limit_text =
-        |what: &str, n: Option<u64>| n.map_or(String::new(), |n| format!(", {what} {}", format_bytes(n)));
-    let mut found = format!("{} of {} available", format_bytes(room.available), format_bytes(room.total));
-    found += &limit_text("the control group is limited to", room.group);
+    let limit_text = |subject: &str, n: Option<u64>| {
+        n.map_or(String::new(), |n| format!(", {subject} {}", format_bytes(n)))
+    };
+    let mut finding = format!("{} of {} available", format_bytes(room.available), format_bytes(room.total));
+    finding += &limit_text("the control group is limited to", room.group);
     match resource_limit(ResourceLimit::Addresses) {
-        None => HOST_PART.ok(CHECK_NAME, found),
+        None => HOST_PART.ok(CHECK_NAME, finding),
         most => {
-            found += &limit_text("addresses are limited to", most);
+            finding += &limit_text("addresses are limited to", most);
             let remedy =
                 "raise the limit (ulimit -v): mappings of GPUs and files need more addresses than memory";
-            HOST_PART.problem(CHECK_NAME, CheckStatus::Limited, found, remedy)
+            HOST_PART.problem(CHECK_NAME, CheckStatus::Limited, finding, remedy)
         }
     }
 }
@@ -95,9 +96,9 @@ fn shared_memory_check(tried: Result<(), RunError>, most: Option<u64>) -> Doctor
                 "allow memfd_create (sysctl vm.memfd_noexec below 2, and no seccomp filter against it)";
             HOST_PART.problem(CHECK_NAME, CheckStatus::Missing, error.to_string(), remedy)
         }
-        (Ok(()), Some(most)) => {
-            let found = format!("segments of up to {}, the largest file size", format_bytes(most));
-            HOST_PART.problem(CHECK_NAME, CheckStatus::Limited, found, "raise the limit (ulimit -f)")
+        (Ok(()), Some(limit)) => {
+            let finding = format!("segments of up to {}, the largest file size", format_bytes(limit));
+            HOST_PART.problem(CHECK_NAME, CheckStatus::Limited, finding, "raise the limit (ulimit -f)")
         }
         (Ok(()), None) => HOST_PART.ok(CHECK_NAME, "anonymous segments (memfd), limited by memory only"),
     }
@@ -108,12 +109,12 @@ fn dev_shm_check(space: Option<[u64; 2]>) -> DoctorCheck {
     let remedy = "NCCL puts buffers there: give the container more (docker run --shm-size=1g); symmc itself does not use it";
     match space {
         None => HOST_PART.problem(CHECK_NAME, CheckStatus::Missing, "it does not exist", remedy),
-        Some([all, free]) => {
-            let found = format!("{} of {} free", format_bytes(free), format_bytes(all));
+        Some([total, free]) => {
+            let finding = format!("{} of {} free", format_bytes(free), format_bytes(total));
             if free < MIN_SHM_BYTES {
-                HOST_PART.problem(CHECK_NAME, CheckStatus::Limited, found, remedy)
+                HOST_PART.problem(CHECK_NAME, CheckStatus::Limited, finding, remedy)
             } else {
-                HOST_PART.ok(CHECK_NAME, found)
+                HOST_PART.ok(CHECK_NAME, finding)
             }
         }
     }
@@ -147,13 +148,13 @@ fn descriptor_check(most: Option<u64>) -> DoctorCheck {
 }
 
 fn locked_memory_check(most: Option<u64>) -> DoctorCheck {
-    let found = match most {
+    let finding = match most {
         None => "no limit".to_string(),
         Some(n) => {
             format!("{}; GPUs of one host need none, NCCL over InfiniBand needs no limit", format_bytes(n))
         }
     };
-    HOST_PART.ok("locked memory", found)
+    HOST_PART.ok("locked memory", finding)
 }
 
 #[cfg(feature = "cuda")]
@@ -173,12 +174,12 @@ fn cache() -> DoctorCheck {
 /// A cache folder that is not used because another user can change its content.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 fn untrusted_cache_check(folder: Option<&Path>, found: &str, remedy: &str) -> DoctorCheck {
-    let found = format!("not used: {found}; kernels are compiled and products measured again in every run");
+    let finding = format!("not used: {found}; kernels are compiled and products measured again in every run");
     HOST_PART
         .problem(
             CACHE_CHECK,
             CheckStatus::Limited,
-            found,
+            finding,
             format!("{remedy}, or name another folder (XDG_CACHE_HOME)"),
         )
         .with_path(folder)
@@ -203,8 +204,8 @@ fn cache_folder_check(folder: Option<&Path>) -> DoctorCheck {
     if nearest.is_some_and(|f| f.is_dir() && machine_limits::is_writable(f)) {
         HOST_PART.ok(CHECK_NAME, folder.display().to_string()).with_path(Some(folder))
     } else {
-        let found = format!("{} cannot be written", folder.display());
-        HOST_PART.problem(CHECK_NAME, CheckStatus::Missing, found, lost).with_path(Some(folder))
+        let finding = format!("{} cannot be written", folder.display());
+        HOST_PART.problem(CHECK_NAME, CheckStatus::Missing, finding, lost).with_path(Some(folder))
     }
 }
 
@@ -245,12 +246,13 @@ mod tests {
 
     #[test]
     fn what_is_there_is_said_without() {
-        let place = Membership { rank: 1, ranks: 4, run: "RANK/x".into() };
-        let found = DetectedLauncher { membership: Some(place), launcher: Some("torchrun"), note: None };
-        let check = launcher_check(Ok(found));
+        let membership = Membership { rank: 1, ranks: 4, run: "RANK/x".into() };
+        let detected =
+            DetectedLauncher { membership: Some(membership), launcher: Some("torchrun"), note: None };
+        let check = launcher_check(Ok(detected));
         assert_eq!(check.found, "torchrun says that this process is rank 1 of 4");
         let folder = tempfile::tempdir().unwrap();
-        let all = [
+        let checks = [
             check,
             launcher_check(Ok(DetectedLauncher::default())),
             shared_memory_check(Ok(()), None),
@@ -260,7 +262,7 @@ mod tests {
             locked_memory_check(Some(8 << 20)),
             cache_folder_check(Some(&folder.path().join("a/b"))),
         ];
-        assert!(all.iter().all(|c| c.status == CheckStatus::Ok && c.remedy.is_none()), "{all:?}");
+        assert!(checks.iter().all(|c| c.status == CheckStatus::Ok && c.remedy.is_none()), "{checks:?}");
         assert!(!folder.path().join("a").exists(), "nothing is made");
     }
 }

@@ -24,41 +24,41 @@ fn library_check(
     match found {
         Ok(found) => version_check(part, &found),
         Err(UnusableLibrary { found, remedy }) => {
-            let found = match without {
+            let finding = match without {
                 CheckStatus::Limited => format!("{found}; symmc's own kernels compute attention"),
                 _ => found,
             };
-            part.problem(part.name(), without, found, remedy)
+            part.problem(part.name(), without, finding, remedy)
         }
     }
 }
 
 fn version_check(part: DoctorPart, found: &FoundLibrary) -> DoctorCheck {
-    let at = found.file.as_ref().map_or(String::new(), |p| format!(", {}", p.display()));
-    let check = part.ok(part.name(), format!("{}{at}", found.version));
+    let location = found.file.as_ref().map_or(String::new(), |p| format!(", {}", p.display()));
+    let check = part.ok(part.name(), format!("{}{location}", found.version));
     check.with_version(found.version.clone()).with_path(found.file.as_deref())
 }
 
 fn nccl_checks(found: Result<FoundNccl, UnusableLibrary>) -> Vec<DoctorCheck> {
     let [library_name, waits_name] = ["nccl", "nccl dependent launch"];
-    let part = DoctorPart::Nccl;
-    let found = match found {
-        Ok(found) => found,
+    let doctor_part = DoctorPart::Nccl;
+    let found_nccl = match found {
+        Ok(nccl) => nccl,
         Err(UnusableLibrary { found, remedy }) => {
-            let found =
+            let finding =
                 format!("{found}; plain collectives, and those in windows or by copy engines, need it");
-            let none = part.ok(waits_name, "not applicable, as there is no NCCL");
-            return vec![part.problem(library_name, CheckStatus::Limited, found, remedy), none];
+            let none = doctor_part.ok(waits_name, "not applicable, as there is no NCCL");
+            return vec![doctor_part.problem(library_name, CheckStatus::Limited, finding, remedy), none];
         }
     };
-    let mut library = version_check(part, &found.library);
-    if !found.copy_engines {
+    let mut library = version_check(doctor_part, &found_nccl.library);
+    if !found_nccl.copy_engines {
         library.status = CheckStatus::Limited;
         library.found += "; without collectives by copy engines";
         library.remedy = Some("install NCCL 2.28 or newer".into());
     }
-    let version = &found.library.version;
-    let waits = if found.skips_pdl_wait {
+    let version = &found_nccl.library.version;
+    let waits = if found_nccl.skips_pdl_wait {
         format!(
             "{version} launches kernels on windows by programmatic dependent launch, and they do not wait for the kernel \
              before them (2.28.0 to 2.30.6); plans are not affected, as a store is placed before each such call"
@@ -66,7 +66,7 @@ fn nccl_checks(found: Result<FoundNccl, UnusableLibrary>) -> Vec<DoctorCheck> {
     } else {
         format!("{version} is not among the versions whose kernels on windows do not wait (2.28.0 to 2.30.6)")
     };
-    vec![library, part.ok(waits_name, waits)]
+    vec![library, doctor_part.ok(waits_name, waits)]
 }
 
 #[cfg(test)]
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn versions_of_nccl_that_skip_the_wait_of_dependent_launches_are_known() {
-        let of = |version: &str, copy_engines, skips_pdl_wait| {
+        let checks_of = |version: &str, copy_engines, skips_pdl_wait| {
             let library = found(version);
             let [library, waits] = <[DoctorCheck; 2]>::try_from(nccl_checks(Ok(FoundNccl {
                 library,
@@ -107,10 +107,10 @@ mod tests {
             .unwrap();
             (library.status, waits.status, waits.found)
         };
-        let (library, waits, text) = of("2.29.7", true, true);
+        let (library, waits, text) = checks_of("2.29.7", true, true);
         assert_eq!((library, waits), (CheckStatus::Ok, CheckStatus::Ok), "plans are not affected");
         assert!(text.contains("a store is placed before"), "{text}");
-        let (library, _, text) = of("2.27.7", false, false);
+        let (library, _, text) = checks_of("2.27.7", false, false);
         assert_eq!(library, CheckStatus::Limited);
         assert!(text.contains("not among"), "{text}");
         let none = nccl_checks(Err(UnusableLibrary { found: "none".into(), remedy: "install it".into() }));

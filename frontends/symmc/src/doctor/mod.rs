@@ -81,14 +81,16 @@ pub fn doctor(config: &DoctorConfig) -> Diagnosis {
 fn check_cuda_versions(checks: &mut [DoctorCheck]) {
     let major = |version: &str| version.split('.').next()?.parse::<u32>().ok();
     let driver = checks.iter().find(|c| c.name == "driver").and_then(|c| c.version.clone());
-    let Some((driver, most)) = driver.as_deref().and_then(|v| Some((v, major(v)?))) else { return };
+    let Some((driver, supported)) = driver.as_deref().and_then(|v| Some((v, major(v)?))) else { return };
     for check in checks.iter_mut().filter(|c| matches!(c.part, DoctorPart::Nvrtc | DoctorPart::Cublaslt)) {
-        let Some(found) = check.version.as_deref().and_then(major).filter(|&found| found > most) else {
+        let Some(needed) = check.version.as_deref().and_then(major).filter(|&needed| needed > supported)
+        else {
             continue;
         };
         check.status = CheckStatus::Limited;
         check.found = format!("{}, but the driver is for CUDA {driver}", check.found);
-        check.remedy = Some(format!("install a driver for CUDA {found}, or the library of CUDA {most}"));
+        check.remedy =
+            Some(format!("install a driver for CUDA {needed}, or the library of CUDA {supported}"));
     }
 }
 
@@ -114,10 +116,10 @@ mod tests {
 
     #[test]
     fn this_machine_has_a_whole_report() {
-        let found = doctor(&DoctorConfig::default());
-        well_formed(&found.checks);
-        let text = serde_json::to_string(&found).unwrap();
-        assert_eq!(serde_json::from_str::<Diagnosis>(&text).unwrap(), found);
+        let diagnosis = doctor(&DoctorConfig::default());
+        well_formed(&diagnosis.checks);
+        let text = serde_json::to_string(&diagnosis).unwrap();
+        assert_eq!(serde_json::from_str::<Diagnosis>(&text).unwrap(), diagnosis);
     }
 
     #[test]
@@ -133,11 +135,11 @@ mod tests {
 
     #[test]
     fn a_library_that_is_newer_than_the_driver_is_named() {
-        let of = |part: DoctorPart, name, version: &str| part.ok(name, version).with_version(version);
+        let check = |part: DoctorPart, name, version: &str| part.ok(name, version).with_version(version);
         let mut checks = [
-            of(DoctorPart::Gpus, "driver", "12.8"),
-            of(DoctorPart::Nvrtc, "nvrtc", "13.0"),
-            of(DoctorPart::Cublaslt, "cublaslt", "12.9.1"),
+            check(DoctorPart::Gpus, "driver", "12.8"),
+            check(DoctorPart::Nvrtc, "nvrtc", "13.0"),
+            check(DoctorPart::Cublaslt, "cublaslt", "12.9.1"),
         ];
         check_cuda_versions(&mut checks);
         assert_eq!(checks[1].status, CheckStatus::Limited);

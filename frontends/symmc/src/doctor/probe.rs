@@ -41,10 +41,10 @@ type ProbeResult = Result<Vec<DoctorCheck>, String>;
 pub(super) fn check_all_parts(limit: Duration, prober: Option<&Prober>) -> Vec<DoctorCheck> {
     // A process that hangs is killed before the wait for its thread ends.
     let until = Instant::now() + clamp_wait(limit) + GRACE;
-    let asked = DoctorPart::ALL.map(|part| (part, start_probe(part, limit, prober.cloned())));
-    let wait = |(part, asked): (DoctorPart, Option<Receiver<ProbeResult>>)| {
-        let left = until.saturating_duration_since(Instant::now());
-        let answered = match asked.map(|a| a.recv_timeout(left)) {
+    let probes = DoctorPart::ALL.map(|part| (part, start_probe(part, limit, prober.cloned())));
+    let wait = |(part, probe): (DoctorPart, Option<Receiver<ProbeResult>>)| {
+        let remaining = until.saturating_duration_since(Instant::now());
+        let answered = match probe.map(|a| a.recv_timeout(remaining)) {
             Some(Ok(answer)) => answer,
             Some(Err(RecvTimeoutError::Timeout)) => {
                 Err(format!("no answer within {} s", limit.as_secs_f32()))
@@ -55,7 +55,7 @@ pub(super) fn check_all_parts(limit: Duration, prober: Option<&Prober>) -> Vec<D
         };
         answered.unwrap_or_else(|why| part.uniform_checks(CheckStatus::Unknown, &why, part_remedy(part)))
     };
-    asked.into_iter().flat_map(wait).collect()
+    probes.into_iter().flat_map(wait).collect()
 }
 
 /// Examines one part on this thread, without a timeout.
@@ -144,8 +144,8 @@ fn probe_in_process(prober: &Prober, part: DoctorPart, limit: Duration) -> Probe
     }
     let until = Instant::now() + clamp_wait(limit);
     let status = wait_for_exit(child, until)?;
-    let left = until.saturating_duration_since(Instant::now()).max(POLL_INTERVAL);
-    let text = receiver.recv_timeout(left).unwrap_or_default();
+    let remaining = until.saturating_duration_since(Instant::now()).max(POLL_INTERVAL);
+    let text = receiver.recv_timeout(remaining).unwrap_or_default();
     // Libraries may have written other lines.
     let text = String::from_utf8_lossy(&text);
     let checks = text.lines().rev().find_map(|line| serde_json::from_str::<Vec<DoctorCheck>>(line).ok());
@@ -190,32 +190,32 @@ mod tests {
     fn what_a_process_answers_is_taken() {
         let checks = r#"[{"part":"cudnn","name":"cudnn","status":"ok","found":"9","version":null,"path":null,"remedy":null}]"#;
         let text = format!("echo noise; echo '{checks}'; echo more noise");
-        let found = probe_in_process(&shell(&text), DoctorPart::Cudnn, Duration::from_secs(20)).unwrap();
-        assert_eq!(found, [DoctorPart::Cudnn.ok("cudnn", "9")]);
+        let answered = probe_in_process(&shell(&text), DoctorPart::Cudnn, Duration::from_secs(20)).unwrap();
+        assert_eq!(answered, [DoctorPart::Cudnn.ok("cudnn", "9")]);
     }
 
     #[test]
     fn a_process_that_crashes_is_a_line_and_the_others_are_asked() {
-        let all = asked("kill -SEGV $$", Duration::from_secs(20));
+        let checks = asked("kill -SEGV $$", Duration::from_secs(20));
         for part in DoctorPart::ALL {
-            let of: Vec<&DoctorCheck> = all.iter().filter(|c| c.part == part).collect();
-            assert_eq!(of.iter().map(|c| c.name.as_str()).collect::<Vec<_>>(), part.check_names());
+            let of_part: Vec<&DoctorCheck> = checks.iter().filter(|c| c.part == part).collect();
+            assert_eq!(of_part.iter().map(|c| c.name.as_str()).collect::<Vec<_>>(), part.check_names());
             let broken = |c: &&&DoctorCheck| {
                 c.status == CheckStatus::Unknown && c.found.contains("signal: 11") && c.remedy.is_some()
             };
-            let count = of.iter().filter(broken).count();
-            assert_eq!(count, if part == DoctorPart::Host { 0 } else { of.len() }, "{of:?}");
+            let count = of_part.iter().filter(broken).count();
+            assert_eq!(count, if part == DoctorPart::Host { 0 } else { of_part.len() }, "{of_part:?}");
         }
     }
 
     #[test]
     fn a_process_that_hangs_is_ended_and_said() {
         let begun = Instant::now();
-        let all = asked("sleep 600", Duration::from_millis(200));
+        let checks = asked("sleep 600", Duration::from_millis(200));
         assert!(begun.elapsed() < Duration::from_secs(60));
-        let silent = all.iter().filter(|c| c.found.contains("no answer within")).count();
+        let silent = checks.iter().filter(|c| c.found.contains("no answer within")).count();
         let of_others: usize = DoctorPart::ALL[1..].iter().map(|p| p.check_names().len()).sum();
-        assert_eq!(silent, of_others, "{all:?}");
+        assert_eq!(silent, of_others, "{checks:?}");
     }
 
     #[test]
@@ -223,9 +223,9 @@ mod tests {
         for (text, said) in
             [("exit 3", "exit status: 3"), ("echo '[1]'", "no answer"), ("exec /no/such", "exit status: 127")]
         {
-            let found =
+            let reason =
                 probe_in_process(&shell(text), DoctorPart::Nccl, Duration::from_secs(20)).unwrap_err();
-            assert!(found.contains(said), "{text}: {found}");
+            assert!(reason.contains(said), "{text}: {reason}");
         }
         let none = Prober { program: "/no/such".into(), args: vec![] };
         assert!(

@@ -29,18 +29,18 @@ pub(super) fn with_range_advice(message: String, symbols: &MentionedSymbols, siz
     let narrow = if size && symbols.unbounded.is_empty() { &symbols.named } else { &symbols.unbounded };
     let mut out = message;
     if !narrow.is_empty() {
-        let (what, which) = match (symbols.unbounded.is_empty(), narrow.len()) {
+        let (adjective, which) = match (symbols.unbounded.is_empty(), narrow.len()) {
             (true, _) => ("narrower ", narrow.join(", ")),
             (false, 1) => ("", format!("{}, which has no upper bound in the program", narrow[0])),
             (false, _) => ("", format!("{}, which have no upper bound in the program", narrow.join(", "))),
         };
-        out.push_str(&format!("; give a {what}range to {which}: {}", format_range_options(narrow)));
+        out.push_str(&format!("; give a {adjective}range to {which}: {}", format_range_options(narrow)));
     }
     if let (false, [first, others @ ..]) = (size, symbols.named.as_slice())
         && !others.is_empty()
     {
-        let same: Vec<String> = others.iter().map(|s| format!("{s}={first}")).collect();
-        out.push_str(&format!("; if extents are equal in every run, state it: {}", same.join(" ")));
+        let equalities: Vec<String> = others.iter().map(|s| format!("{s}={first}")).collect();
+        out.push_str(&format!("; if extents are equal in every run, state it: {}", equalities.join(" ")));
     }
     out
 }

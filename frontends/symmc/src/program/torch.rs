@@ -40,7 +40,9 @@ pub(super) fn import_archives(
     };
     let imported = match bytes {
         [one] => symmc_torch::import(one, &import),
-        all => symmc_torch::import_ranks(&all.iter().map(Vec::as_slice).collect::<Vec<_>>(), &import),
+        archives => {
+            symmc_torch::import_ranks(&archives.iter().map(Vec::as_slice).collect::<Vec<_>>(), &import)
+        }
     };
     let imported = imported.map_err(|e| {
         let (rank, e) = match e {

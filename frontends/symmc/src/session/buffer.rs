@@ -44,7 +44,7 @@ impl SessionBuffer {
     /// The buffer ends before `at` plus the number of bytes.
     pub fn write(&self, at: usize, data: &[u8]) -> Result<(), Error> {
         self.check_range(at, data.len())?;
-        let _alone = self.lock_copies();
+        let _copies_lock = self.lock_copies();
         // SAFETY: the range was checked, and no other copy is in progress. Callers that bound the buffer ensure that no run is.
         unsafe { self.0.memory.write(at, data)? };
         Ok(())
@@ -57,7 +57,7 @@ impl SessionBuffer {
     pub fn read(&self, at: usize, bytes: usize) -> Result<Vec<u8>, Error> {
         self.check_range(at, bytes)?;
         let mut data = vec![0; bytes];
-        let _alone = self.lock_copies();
+        let _copies_lock = self.lock_copies();
         // SAFETY: as for writing.
         unsafe { self.0.memory.read(at, &mut data)? };
         Ok(data)

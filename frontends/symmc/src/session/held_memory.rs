@@ -21,11 +21,11 @@ impl HeldMemory {
     /// Replaces the owner of the memory of an input or output. Returns whether there was one before.
     pub fn hold_owner(&mut self, port: Port, owner: Option<Owner>) -> bool {
         let old = self.held.iter().position(|(other, _)| *other == port);
-        let old = old.map(|at| self.held.swap_remove(at).1);
+        let old = old.map(|index| self.held.swap_remove(index).1);
         self.held.extend(owner.map(|owner| (port, owner)));
-        let found = old.is_some();
+        let existed = old.is_some();
         self.retired.extend(old);
-        found
+        existed
     }
 
     /// Drops former owners. The caller ensures that no run is in progress.

@@ -28,14 +28,14 @@ impl Session {
         };
         self.expect_read_only(name, input)?;
         self.expect_type(name, port, &tensor)?;
-        let kept = self.device.select()?.share_tensor(&tensor).map_err(|error| match error {
+        let shared = self.device.select()?.share_tensor(&tensor).map_err(|error| match error {
             RunError::Invalid(why) => RunError::Invalid(format!("{name}: {why}")),
             other => other,
         })?;
         // SAFETY: the session holds the owner until its runs have ended. Nothing writes the bytes while it is held: runs do not,
         // because no output replaces the input.
-        unsafe { self.device.select()?.bind_port(port, Some(kept.range))? };
-        self.hold_owner(port, Some(kept.owner));
+        unsafe { self.device.select()?.bind_port(port, Some(shared.range))? };
+        self.hold_owner(port, Some(shared.owner));
         Ok(())
     }
 
@@ -55,11 +55,11 @@ impl Session {
         let port = self.find_port(name, values::PortPreference::Input)?;
         self.expect_type(name, port, tensor)?;
         let mut copy = Vec::new();
-        let data = match tensor.backing_slice().filter(|part| part.is_volatile()) {
+        let data = match tensor.backing_slice().filter(|slice| slice.is_volatile()) {
             // Reading by position gives an error if another process has shortened the file.
-            Some(part) => {
-                copy.resize(part.range().len(), 0);
-                part.read(&mut copy).map_err(|e| Error::invalid_request(format!("{name}: {e}")))?;
+            Some(slice) => {
+                copy.resize(slice.range().len(), 0);
+                slice.read(&mut copy).map_err(|e| Error::invalid_request(format!("{name}: {e}")))?;
                 &copy
             }
             None => tensor.data(),
@@ -81,7 +81,7 @@ impl Session {
             )));
         }
         match source.inputs.values().nth(input) {
-            Some(found) if found.data.is_some() => Err(Error::invalid_request(format!(
+            Some(graph_input) if graph_input.data.is_some() => Err(Error::invalid_request(format!(
                 "{name} is a constant of the program: it has no memory to share"
             ))),
             _ => Ok(()),

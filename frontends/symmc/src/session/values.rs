@@ -106,7 +106,8 @@ pub(super) fn check_capacity(graph: &Graph, port: Port, found: usize) -> Result<
     let id = id.ok_or_else(unknown)?;
     let ty = graph.ty(id);
     let extents = ty.concrete_shape(&SymbolBindings::new());
-    let bytes = extents.and_then(|all| all.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d)));
+    let bytes =
+        extents.and_then(|extents| extents.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d)));
     match bytes.filter(|&bytes| bytes > found) {
         Some(bytes) => Err(Error::invalid_request(format!(
             "%{}: the memory of {found} bytes is too small: expected {bytes}",
@@ -152,10 +153,10 @@ fn find_input(graph: &Graph, name: &str) -> Option<Port> {
     let has_stored_name = |id: &InputId| {
         !is_argument(id) && name.strip_prefix("w.") == Some(graph.checkpoint_name(&graph.inputs[*id]))
     };
-    let mut found = graph.inputs.keys().find(has_value_name);
-    found = found.or_else(|| graph.inputs.keys().find(has_source));
-    found = found.or_else(|| graph.inputs.keys().find(has_stored_name));
-    found.map(|id| Port::Input(id.index()))
+    let mut input = graph.inputs.keys().find(has_value_name);
+    input = input.or_else(|| graph.inputs.keys().find(has_source));
+    input = input.or_else(|| graph.inputs.keys().find(has_stored_name));
+    input.map(|id| Port::Input(id.index()))
 }
 
 fn find_output(graph: &Graph, name: &str) -> Option<Port> {

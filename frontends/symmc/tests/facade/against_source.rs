@@ -48,9 +48,12 @@ fn edit_program(plan: &Plan, from: &str, to: &str) -> Plan {
 
 #[test]
 fn a_plan_as_it_was_made_is_its_source() {
-    let found = compare_plan(plan(PROGRAM));
-    assert_eq!(found.buckets, [SourceStatus::Equal, SourceStatus::Equal], "{found:#?}");
-    assert!(found.left_out.is_empty() && found.parts.is_empty() && found.elements == 0, "{found:#?}");
+    let comparison = compare_plan(plan(PROGRAM));
+    assert_eq!(comparison.buckets, [SourceStatus::Equal, SourceStatus::Equal], "{comparison:#?}");
+    assert!(
+        comparison.left_out.is_empty() && comparison.parts.is_empty() && comparison.elements == 0,
+        "{comparison:#?}"
+    );
 }
 
 #[test]
@@ -68,12 +71,12 @@ fn each_edit_of_a_planned_program_is_detected() {
         ("[0->1, 1->0]", "[0->0, 1->1]", "output 2 (%p)"),
         ("= add ", "= sub ", "output 0 (%m)"),
     ] {
-        let found = compare_plan(edit_program(&plan, from, to));
+        let comparison = compare_plan(edit_program(&plan, from, to));
         let named = |d: &String| d.contains(output) && d.contains("on rank ") && d.contains("t=");
-        assert!(found.differences.iter().any(named), "{from} to {to}: {found:#?}");
-        assert_eq!(found.status(), SourceStatus::Different);
+        assert!(comparison.differences.iter().any(named), "{from} to {to}: {comparison:#?}");
+        assert_eq!(comparison.status(), SourceStatus::Different);
         // One change is one difference of each bucket.
-        assert_eq!(found.differences.len(), 2, "{from} to {to}: {found:#?}");
+        assert_eq!(comparison.differences.len(), 2, "{from} to {to}: {comparison:#?}");
         tried += 1;
     }
     assert_eq!(tried, 9);
@@ -117,24 +120,25 @@ fn small_and_rare_changes_are_found_in_every_dtype() {
         ("and %a, 255", "and %a, 511"),
     ];
     let mut tried = 0;
-    let of = |dtypes: &[&'static str], changes: &[(&'static str, &'static str)]| {
-        let all = dtypes.iter().flat_map(|&d| changes.iter().map(move |&(from, to)| (d, from, to)));
-        all.collect::<Vec<_>>()
+    let combinations = |dtypes: &[&'static str], changes: &[(&'static str, &'static str)]| {
+        let combined = dtypes.iter().flat_map(|&d| changes.iter().map(move |&(from, to)| (d, from, to)));
+        combined.collect::<Vec<_>>()
     };
-    for (dtype, from, to) in
-        of(&["f64", "f32", "bf16", "f16"], &floats).into_iter().chain(of(&["i64", "i32"], &integers))
+    for (dtype, from, to) in combinations(&["f64", "f32", "bf16", "f16"], &floats)
+        .into_iter()
+        .chain(combinations(&["i64", "i32"], &integers))
     {
         let plan = plan(&program(dtype, from));
-        let same = compare_plan(plan.clone());
-        assert_eq!(same.status(), SourceStatus::Equal, "{dtype} {from}: {same:#?}");
+        let unchanged = compare_plan(plan.clone());
+        assert_eq!(unchanged.status(), SourceStatus::Equal, "{dtype} {from}: {unchanged:#?}");
         let mut changed = plan;
         for program in &mut changed.programs {
             let graph = text::parse(program).expect("a program");
             assert!(graph.nodes.len() >= 3);
             *program = program.replace(&format!("= {from}"), &format!("= {to}"));
         }
-        let found = compare_plan(changed);
-        assert_eq!(found.status(), SourceStatus::Different, "{dtype}: {from} to {to}: {found:#?}");
+        let comparison = compare_plan(changed);
+        assert_eq!(comparison.status(), SourceStatus::Different, "{dtype}: {from} to {to}: {comparison:#?}");
         tried += 1;
     }
     assert_eq!(tried, 4 * floats.len() + 2 * integers.len());
@@ -149,11 +153,11 @@ fn roundings_that_are_dropped_or_added_are_found() {
         )
     };
     let rounded = "%b: bf16[8, 64] = cast %a\n%z: f32[8, 64] = cast %b\n";
-    let kept = plan(&program(rounded));
-    assert_eq!(compare_plan(kept.clone()).status(), SourceStatus::Equal);
-    let dropped = edit_program(&kept, rounded, "%z: f32[8, 64] = copy %a\n");
+    let rounding = plan(&program(rounded));
+    assert_eq!(compare_plan(rounding.clone()).status(), SourceStatus::Equal);
+    let dropped = edit_program(&rounding, rounded, "%z: f32[8, 64] = copy %a\n");
     assert!(symmc::into_checked_plan(dropped.clone()).is_err(), "steps change with the nodes");
-    let narrower = edit_program(&kept, "%b: bf16[8, 64] = cast %a", "%b: f16[8, 64] = cast %a");
+    let narrower = edit_program(&rounding, "%b: bf16[8, 64] = cast %a", "%b: f16[8, 64] = cast %a");
     let narrower = edit_program(&narrower, "%z: f32[8, 64] = cast %b", "%z: f32[8, 64] = cast %b");
     assert_eq!(compare_plan(narrower).status(), SourceStatus::Different);
 }
@@ -174,14 +178,14 @@ fn changes_that_act_at_some_sizes_alone_are_found() {
             "min(t - 1, 8190)",
             "t - 1 - div(t, 8192)",
         ] {
-            let found = compare_plan(edit_program(&plan, "start=t - 1", &format!("start={start}")));
-            assert_eq!(found.status(), SourceStatus::Different, "{start}: {found:#?}");
+            let comparison = compare_plan(edit_program(&plan, "start=t - 1", &format!("start={start}")));
+            assert_eq!(comparison.status(), SourceStatus::Different, "{start}: {comparison:#?}");
         }
         // The same at all sizes.
-        let found = compare_plan(edit_program(&plan, "start=t - 1", "start=min(t - 1, 8191)"));
+        let comparison = compare_plan(edit_program(&plan, "start=t - 1", "start=min(t - 1, 8191)"));
         // The plan reduces the last row alone: at 8192 rows it is compared by parts.
-        let is_equal = matches!(found.status(), SourceStatus::Equal | SourceStatus::EqualByParts);
-        assert!(is_equal, "{found:#?}");
+        let is_equal = matches!(comparison.status(), SourceStatus::Equal | SourceStatus::EqualByParts);
+        assert!(is_equal, "{comparison:#?}");
     }
 }
 
@@ -193,14 +197,14 @@ fn opaque_and_custom_ops_are_compared_by_their_operands() {
     let plan = plan(custom);
     assert_eq!(compare_plan(plan.clone()).status(), SourceStatus::Equal);
     for (from, to) in [("op=sum", "op=max"), ("dim=1", "dim=0"), ("ns::f", "ns::g"), ("= exp ", "= tanh ")] {
-        let found = compare_plan(edit_program(&plan, from, to));
-        assert_ne!(found.status(), SourceStatus::Equal, "{from}: {found:#?}");
+        let comparison = compare_plan(edit_program(&plan, from, to));
+        assert_ne!(comparison.status(), SourceStatus::Equal, "{from}: {comparison:#?}");
         let expected = if from == "op=sum" || from == "= exp " {
             SourceStatus::Different
         } else {
             SourceStatus::NotCompared
         };
-        assert_eq!(found.status(), expected, "{from}: {found:#?}");
+        assert_eq!(comparison.status(), expected, "{from}: {comparison:#?}");
     }
 }
 
@@ -226,9 +230,9 @@ fn exported_programs_compute_what_their_sources_do() {
         let options = OpenOptions::default().with_ranks(ranks);
         let program = Program::open(&folder.join(format!("{name}.pt2")), &options).expect(name);
         let plan = symmc::compile(&program, &CompileConfig::default()).expect(name);
-        let found = symmc::compare_with_source(&plan);
-        let equal = matches!(found.status(), SourceStatus::Equal | SourceStatus::EqualByParts);
-        assert!(equal, "{name}: {found:#?}");
+        let comparison = symmc::compare_with_source(&plan);
+        let equal = matches!(comparison.status(), SourceStatus::Equal | SourceStatus::EqualByParts);
+        assert!(equal, "{name}: {comparison:#?}");
     }
 }
 

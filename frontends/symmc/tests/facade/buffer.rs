@@ -71,8 +71,8 @@ fn session_retains_buffers_that_callers_dropped() {
             session.unbind("x").expect("it was bound");
         }
         session.wait(Duration::from_secs(10)).expect("it ends");
-        let found = session.read("y").expect("an output");
-        assert_eq!(found.to_f64(), vec![f64::from(round) + 1.0; 8]);
+        let output = session.read("y").expect("an output");
+        assert_eq!(output.to_f64(), vec![f64::from(round) + 1.0; 8]);
     }
 }
 

@@ -39,31 +39,31 @@ fn check(program: &Program, plan: &CheckedPlan) {
 
 #[test]
 fn independent_small_collectives_are_coalesced() {
-    let both = |r: &str, s: &str| {
+    let bodies = |r: &str, s: &str| {
         format!(
             "%r: i32[4, 96] = {r}\n%s: i32[3] = {s}\n%t: i32[4, 96] = neg %r\n%u: i32[3] = neg %s\nreturn %t\nreturn %u\n"
         )
     };
     let reduce = |x: &str, op: &str, group: &str| format!("all_reduce %{x} op={op} group=@{group}");
-    let sums = both(&reduce("a", "sum", "w"), &reduce("b", "sum", "w"));
+    let sums = bodies(&reduce("a", "sum", "w"), &reduce("b", "sum", "w"));
     let cases = [
         (1, sums.clone()),
-        (1, both(&reduce("a", "max", "v"), &reduce("b", "max", "v"))),
-        (1, both(&reduce("a", "sum", "w"), &reduce("b", "sum", "u"))),
-        (1, both("broadcast %a root=2 group=@w", "broadcast %b root=2 group=@w")),
+        (1, bodies(&reduce("a", "max", "v"), &reduce("b", "max", "v"))),
+        (1, bodies(&reduce("a", "sum", "w"), &reduce("b", "sum", "u"))),
+        (1, bodies("broadcast %a root=2 group=@w", "broadcast %b root=2 group=@w")),
         (
             1,
-            both(
+            bodies(
                 "permute_ranks %a pairs=[0->3, 1->0] group=@w",
                 "permute_ranks %b pairs=[0->3, 1->0] group=@w",
             ),
         ),
-        (2, both(&reduce("a", "sum", "w"), &reduce("b", "max", "w"))),
-        (2, both(&reduce("a", "sum", "w"), &reduce("b", "sum", "v"))),
-        (2, both("broadcast %a root=2 group=@w", "broadcast %b root=1 group=@w")),
+        (2, bodies(&reduce("a", "sum", "w"), &reduce("b", "max", "w"))),
+        (2, bodies(&reduce("a", "sum", "w"), &reduce("b", "sum", "v"))),
+        (2, bodies("broadcast %a root=2 group=@w", "broadcast %b root=1 group=@w")),
         // Results of the collectives are returned, or operands are inputs.
         (2, sums.replace("return %t\nreturn %u", "return %r\nreturn %s")),
-        (2, both(&reduce("x", "sum", "w"), &reduce("y", "sum", "w"))),
+        (2, bodies(&reduce("x", "sum", "w"), &reduce("y", "sum", "w"))),
         // One is read by the other.
         (
             2,

@@ -43,8 +43,8 @@ fn reduce_scatter_landing_zones_hold_one_piece_per_peer() {
     for f in zones {
         let mut small = plan.clone();
         small.fixed[f].size -= 128;
-        let found = findings(&small);
-        assert!(found.iter().any(|e| matches!(e, CheckError::LandingTooSmall { .. })), "{found:?}");
+        let errors = findings(&small);
+        assert!(errors.iter().any(|e| matches!(e, CheckError::LandingTooSmall { .. })), "{errors:?}");
     }
 }
 
@@ -61,13 +61,13 @@ fn summed_residual_has_a_place_even_within_a_dispatch() {
     assert!(bucket.places.contains_key("add") && !bucket.places.contains_key("r"), "{:?}", bucket.places);
     let mut without = plan.clone();
     without.buckets[0].places.shift_remove("add");
-    let found = findings(&without);
-    assert!(found.iter().any(|e| e.kind() == "PlaceMissing"), "{found:?}");
+    let errors = findings(&without);
+    assert!(errors.iter().any(|e| e.kind() == "PlaceMissing"), "{errors:?}");
     let mut inner = plan;
-    let place = inner.buckets[0].places["add"].clone();
-    inner.buckets[0].places.insert("r".into(), place);
-    let found = findings(&inner);
-    assert!(found.iter().any(|e| e.kind() == "PlaceUnknown"), "{found:?}");
+    let placement = inner.buckets[0].places["add"].clone();
+    inner.buckets[0].places.insert("r".into(), placement);
+    let errors = findings(&inner);
+    assert!(errors.iter().any(|e| e.kind() == "PlaceUnknown"), "{errors:?}");
 }
 
 #[test]
@@ -81,9 +81,9 @@ fn results_of_a_reduction_are_written_after_the_rendezvous() {
     // A variant of the library writes its results from the arrival.
     let mut early = plan;
     early.programs[0] = early.programs[0].replace("via=ll", "via=plain");
-    let found = findings(&early);
+    let errors = findings(&early);
     let race = |e: &CheckError| matches!(e, CheckError::Race { second, .. } if second.value == "add" && matches!(second.moment, AccessMoment::Step(_)));
-    assert!(found.iter().any(race), "{found:?}");
+    assert!(errors.iter().any(race), "{errors:?}");
 }
 
 #[test]
@@ -99,6 +99,6 @@ fn inputs_in_fixed_memory_lie_at_its_first_byte() {
     let mut moved = plan;
     moved.fixed[f].size += 64;
     moved.buckets[0].places["x"].offset = "64".into();
-    let found = findings(&moved);
-    assert!(found.iter().any(|e| matches!(e, CheckError::PlaceOfInput { .. })), "{found:?}");
+    let errors = findings(&moved);
+    assert!(errors.iter().any(|e| matches!(e, CheckError::PlaceOfInput { .. })), "{errors:?}");
 }

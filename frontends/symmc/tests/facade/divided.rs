@@ -40,8 +40,8 @@ fn buckets_split_where_products_stop_using_special_kernels() {
     assert_eq!(ranges(&program(1, &[1024]), &on_gpus()), [[1, 7], [8, 4096]]);
     assert_eq!(ranges(&program(1, &[1024, 14336]), &on_gpus()), [[1, 7], [8, 64], [65, 4096]]);
     assert_eq!(ranges(&program(1, &[1024]), &CompileConfig::default()), [[1, 4096]], "on the host");
-    let asked = on_gpus().with_buckets([BucketSpec::new("t0", [100, 4096])]);
-    assert_eq!(ranges(&program(1, &[1024]), &asked), [[1, 100], [101, 4096]]);
+    let config = on_gpus().with_buckets([BucketSpec::new("t0", [100, 4096])]);
+    assert_eq!(ranges(&program(1, &[1024]), &config), [[1, 100], [101, 4096]]);
 }
 
 #[test]

@@ -134,8 +134,8 @@ fn all_ranks_report_the_same_error() {
             assert_eq!((reported.kind(), reported.step(), reported.op()), (kind, step, op), "{reported}");
             assert_eq!(reported.reporter(), if is_last_word { None } else { own.or(Some(2)) }, "{reported}");
             // If no rank is at fault, it is the rank that has the problem.
-            let found = reported.culprit();
-            assert!(found == culprit || culprit.is_none() && found == Some(2), "{reported}: {found:?}");
+            let actual = reported.culprit();
+            assert!(actual == culprit || culprit.is_none() && actual == Some(2), "{reported}: {actual:?}");
             let text = reported.to_string();
             assert!(text.contains(&run.to_string()) && text.contains("rank"), "{text}");
         }

@@ -36,7 +36,7 @@ fn walk(tokens: TokenStream, behind: &[String], found: &mut ModuleFindings) {
     let mut item = false;
     let mut tokens = tokens.into_iter().peekable();
     while let Some(token) = tokens.next() {
-        let all = [behind, &own].concat();
+        let enabled = [behind, &own].concat();
         match &token {
             TokenTree::Punct(p) if p.as_char() == '#' => {
                 // An attribute is for all up to the end of the item or the statement that follows.
@@ -45,7 +45,7 @@ fn walk(tokens: TokenStream, behind: &[String], found: &mut ModuleFindings) {
                 }
             }
             TokenTree::Group(g) => {
-                walk(g.stream(), &all, found);
+                walk(g.stream(), &enabled, found);
                 if g.delimiter() == Delimiter::Brace {
                     (own, item) = (Vec::new(), false);
                 }
@@ -57,9 +57,9 @@ fn walk(tokens: TokenStream, behind: &[String], found: &mut ModuleFindings) {
                 let name = ident.to_string();
                 let file = matches!(tokens.peek(), Some(TokenTree::Punct(p)) if p.as_char() == ';');
                 if before == "mod" && file {
-                    found.files.push((name.clone(), all));
+                    found.files.push((name.clone(), enabled));
                 } else if let Some((of, feature)) = GATED.iter().find(|(of, _)| *of == name)
-                    && !all.iter().any(|f| f == feature)
+                    && !enabled.iter().any(|f| f == feature)
                 {
                     found.bare.push(format!("{of} stands without the feature {feature}"));
                 }
@@ -79,10 +79,10 @@ fn bare(files: &BTreeMap<PathBuf, String>) -> Vec<String> {
     while let Some((file, folder, behind)) = open.pop() {
         let text = files.get(&file).unwrap_or_else(|| panic!("there is no {}", file.display()));
         let tokens: TokenStream = text.parse().unwrap_or_else(|e| panic!("{}: {e}", file.display()));
-        let mut found = ModuleFindings::default();
-        walk(tokens, &behind, &mut found);
-        out.extend(found.bare.iter().map(|what| format!("{}: {what}", file.display())));
-        for (name, behind) in found.files {
+        let mut findings = ModuleFindings::default();
+        walk(tokens, &behind, &mut findings);
+        out.extend(findings.bare.iter().map(|what| format!("{}: {what}", file.display())));
+        for (name, behind) in findings.files {
             let inner = folder.join(&name);
             let beside = inner.with_extension("rs");
             let file = if files.contains_key(&beside) { beside } else { inner.join("mod.rs") };
@@ -114,30 +114,30 @@ fn crates_of_features_stand_behind_them() {
 
 #[test]
 fn finds_code_that_lacks_its_feature_gate() {
-    let found = |root: &str, inner: &str| {
+    let count_bare = |root: &str, inner: &str| {
         let files = [("lib.rs", root), ("inner.rs", inner)];
         bare(&files.map(|(name, text)| (PathBuf::from(name), text.to_string())).into()).len()
     };
     let gate = "#[cfg(feature = \"cuda\")]";
-    assert_eq!(found("mod inner;", "use symmc_cuda::x;"), 1);
-    assert_eq!(found(&format!("{gate} mod inner;"), "use symmc_cuda::x; fn f() { symmc_cuda::g() }"), 0);
-    assert_eq!(found(&format!("{gate} pub mod inner;"), "use symmc_torch::x;"), 1);
+    assert_eq!(count_bare("mod inner;", "use symmc_cuda::x;"), 1);
+    assert_eq!(count_bare(&format!("{gate} mod inner;"), "use symmc_cuda::x; fn f() { symmc_cuda::g() }"), 0);
+    assert_eq!(count_bare(&format!("{gate} pub mod inner;"), "use symmc_torch::x;"), 1);
     // A gate is for one item or statement.
-    assert_eq!(found("mod inner;", &format!("{gate} use symmc_cuda::x; use symmc_cuda::y;")), 1);
+    assert_eq!(count_bare("mod inner;", &format!("{gate} use symmc_cuda::x; use symmc_cuda::y;")), 1);
     let items = format!(
         "{gate} fn f() -> Result<u8, u8> {{ symmc_cuda::g() }} struct S {{ {gate} a: u8, b: symmc_cuda::T }}"
     );
-    assert_eq!(found("mod inner;", &items), 1);
+    assert_eq!(count_bare("mod inner;", &items), 1);
     let body = format!("fn f() {{ {gate} if a {{ symmc_cuda::g(); }} if b {{ symmc_cuda::g(); }} }}");
-    assert_eq!(found("mod inner;", &body), 1);
-    assert_eq!(found("mod inner;", &format!("{gate} fn f() {{ symmc_cuda::g() }} fn h() {{}}")), 0);
+    assert_eq!(count_bare("mod inner;", &body), 1);
+    assert_eq!(count_bare("mod inner;", &format!("{gate} fn f() {{ symmc_cuda::g() }} fn h() {{}}")), 0);
     for (cfg, bare) in [
         ("all(test, feature = \"cuda\")", 0),
         ("any(test, feature = \"cuda\")", 1),
         ("not(feature = \"cuda\")", 1),
     ] {
         assert_eq!(
-            found("mod inner;", &format!("#[cfg({cfg})] mod t {{ use symmc_cuda::x; }}")),
+            count_bare("mod inner;", &format!("#[cfg({cfg})] mod t {{ use symmc_cuda::x; }}")),
             bare,
             "{cfg}"
         );

@@ -20,13 +20,13 @@ fn greedy(most: i64, fixed_rows: i64) -> Program {
         )
     };
     let f = fixed_rows;
-    let parts = [f, 2 * f, 3 * f].map(|start| start.to_string());
-    let parts = [&*parts[0], &*parts[1], &*parts[2]];
+    let starts = [f, 2 * f, 3 * f].map(|start| start.to_string());
+    let starts = [&*starts[0], &*starts[1], &*starts[2]];
     let text = format!(
         "program \"p\" ranks 4\nsymbol t in 1..={most}\ngroup @w world\narg %x: f32[t, 64]\narg %z: f32[{f}, 64]\n\
          param %w: f32[64, 4096]\n{}{}return %x_y\nreturn %z_y\n",
         head("x", "t", ["t", "2*t", "3*t"], "4*t"),
-        head("z", &f.to_string(), parts, &(4 * f).to_string()),
+        head("z", &f.to_string(), starts, &(4 * f).to_string()),
     );
     Program::from_text(&text).expect("a program")
 }
@@ -55,10 +55,10 @@ fn buckets_of_few_rows_gather_where_that_is_faster() {
     // Each bucket is about as fast as a plan for its sizes alone: in company, a set of collectives may not be tried with the best variants.
     let profile = config(&[]).profile;
     let estimates = symmc::estimate(&plan, &profile).expect("estimates");
-    for (estimate, most) in estimates.iter().zip([1, 256]) {
-        let alone = symmc::compile(&greedy(most, 512), &config(&[most])).expect("a plan");
-        let alone = symmc::estimate(&alone, &profile).expect("estimates");
-        assert!(estimate.total_us <= 1.03 * alone[0].total_us, "{most} rows: {estimate:?} after {alone:?}");
+    for (estimate, rows) in estimates.iter().zip([1, 256]) {
+        let single = symmc::compile(&greedy(rows, 512), &config(&[rows])).expect("a plan");
+        let single = symmc::estimate(&single, &profile).expect("estimates");
+        assert!(estimate.total_us <= 1.03 * single[0].total_us, "{rows} rows: {estimate:?} after {single:?}");
     }
 }
 

@@ -88,8 +88,8 @@ fn other_model() -> tempfile::TempDir {
 #[test]
 fn invalid_generate_options_are_rejected_by_name() {
     let long = "x".repeat(129);
-    let other = other_model();
-    let other = other.path().to_str().expect("a path");
+    let other_file = other_model();
+    let other_path = other_file.path().to_str().expect("a path");
     let cases: [(&[&str], &str); 11] = [
         (&["--tokens", "0"], "--tokens: expected a number from 1 on, found 0"),
         (&["--tokens"], "--tokens lacks a value"),
@@ -97,7 +97,10 @@ fn invalid_generate_options_are_rejected_by_name() {
         (&["--backend", "gpu"], "--backend: expected host or cuda, found gpu"),
         (&["--backend"], "--backend lacks a value"),
         (&["--prompt", &long, "--tokens", "1"], "no bucket of the plan serves tokens=129"),
-        (&[other], "prefill.pt2: expected a program of export.py, whose symbols are [\"tokens\"]; found"),
+        (
+            &[other_path],
+            "prefill.pt2: expected a program of export.py, whose symbols are [\"tokens\"]; found",
+        ),
         (&["--tokens", "1000"], "the caches have room for 128 tokens, 1012 are needed"),
         (&["--prompt", "naïve"], "expected ASCII text, found the byte 0xc3"),
         (&["--prompt", "x"], "tokens"),

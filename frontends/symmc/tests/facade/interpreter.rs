@@ -75,8 +75,8 @@ fn out_of_range_scalars_wrap_on_every_backend() {
             let dtype = program.graph.inputs.values().map(|i| program.graph.ty(i.value).dtype).next();
             let x = Tensor::from_f64(dtype.expect("an input"), [6], &[1.0, 2.0, 253.0, 44.0, 7.0, 255.0]);
             work.inputs = vec![vec![Arc::new(x.expect("six elements"))]];
-            let found = symmc::run(&plan, &work, backend, &RunConfig::default()).expect("outputs");
-            found[0].iter().map(|t| t.to_f64()).collect::<Vec<_>>()
+            let results = symmc::run(&plan, &work, backend, &RunConfig::default()).expect("outputs");
+            results[0].iter().map(|t| t.to_f64()).collect::<Vec<_>>()
         };
         let expected = outputs(same, &Backend::Interpreter);
         for backend in [Backend::Interpreter, Backend::Threads] {

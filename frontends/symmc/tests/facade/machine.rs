@@ -24,10 +24,10 @@ fn numbers(value: &Value) -> Vec<String> {
             _ => {}
         }
     }
-    let mut all = Vec::new();
-    walk(value, String::new(), &mut all);
+    let mut paths = Vec::new();
+    walk(value, String::new(), &mut paths);
     let mut kinds: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for path in all {
+    for path in paths {
         // A point is a pair of unlike numbers.
         let (place, last) = path.rsplit_once('/').unwrap_or_default();
         let kind = place
@@ -58,11 +58,11 @@ fn impossible_profile_numbers_are_rejected_or_harmless() {
     ];
     let mut refused = 0;
     for name in ["host", "h200x2"] {
-        let whole = MachineProfile::builtin(name).expect("a profile").to_json();
-        let whole: Value = serde_json::from_str(&whole).expect("JSON");
-        for path in numbers(&whole) {
+        let profile_text = MachineProfile::builtin(name).expect("a profile").to_json();
+        let profile: Value = serde_json::from_str(&profile_text).expect("JSON");
+        for path in numbers(&profile) {
             for number in &strange {
-                let mut changed = whole.clone();
+                let mut changed = profile.clone();
                 *changed.pointer_mut(&path).expect("a number") = number.clone();
                 match MachineProfile::from_json(&changed.to_string()) {
                     Err(_) => refused += 1,
@@ -102,15 +102,15 @@ fn profiles_with_an_outlier_give_plans() {
     for name in ["host", "h200x2", "h200x4"] {
         let mut profile = MachineProfile::builtin(name).expect("a profile");
         for index in 0..profile.curves.len() {
-            let what = format!("{name}, {}", profile.curves[index]);
+            let label = format!("{name}, {}", profile.curves[index]);
             let measured = profile.curves[index].points.clone();
             profile.curves[index].points[0].1 *= 2.0;
-            expect_plans(&profile, &programs[1..2], &what);
+            expect_plans(&profile, &programs[1..2], &label);
             let point = random.below(measured.len());
             let factor = 1.3 * (30.0f64 / 1.3).powf(random.below(1000) as f64 / 1000.0);
             profile.curves[index].points = measured.clone();
             profile.curves[index].points[point].1 *= factor;
-            expect_plans(&profile, &programs, &format!("{what}, point {point} × {factor}"));
+            expect_plans(&profile, &programs, &format!("{label}, point {point} × {factor}"));
             profile.curves[index].points = measured;
         }
     }
@@ -119,7 +119,7 @@ fn profiles_with_an_outlier_give_plans() {
 /// Rates whose quotients would be no times.
 #[test]
 fn rates_outside_of_the_allowed_numbers_are_named() {
-    let whole = MachineProfile::builtin("h200x2").expect("a profile").to_json();
+    let profile_text = MachineProfile::builtin("h200x2").expect("a profile").to_json();
     for (path, part) in [
         ("/throughput/matmul_16bit", "throughput.matmul_16bit: expected 1e-6 to 1e12"),
         ("/throughput/kernel_us", "throughput.kernel_us: expected 1e-6 to 1e12"),
@@ -127,7 +127,7 @@ fn rates_outside_of_the_allowed_numbers_are_named() {
         ("/copy/points/0/1", "curve copy: "),
     ] {
         for number in [1e-300, 1e300] {
-            let mut changed: Value = serde_json::from_str(&whole).expect("JSON");
+            let mut changed: Value = serde_json::from_str(&profile_text).expect("JSON");
             *changed.pointer_mut(path).expect("a number") = json!(number);
             let error =
                 MachineProfile::from_json(&changed.to_string()).expect_err("it is refused").to_string();
@@ -157,8 +157,8 @@ fn only_cuda_plans_are_lowered_for_gpus() {
 
 #[test]
 fn excessive_time_is_reported_with_its_curve() {
-    let whole = MachineProfile::builtin("host").expect("a profile").to_json();
-    let mut changed: Value = serde_json::from_str(&whole).expect("JSON");
+    let profile_text = MachineProfile::builtin("host").expect("a profile").to_json();
+    let mut changed: Value = serde_json::from_str(&profile_text).expect("JSON");
     changed["curves"][0]["points"][2][1] = json!(1e308);
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("slow.json");

@@ -45,11 +45,11 @@ fn program(seed: u64) -> Graph {
         let group = if r.one_in(4) { groups[1] } else { groups[0] };
         let sum = CollectiveKind::AllReduce(CollectiveReduceOp::Sum);
         let like: Vec<ValueId> = values.iter().copied().filter(|&v| *b.graph().ty(v) == ty).collect();
-        let to = TensorType::new(
+        let cast_type = TensorType::new(
             r.pick(&[DType::F32, DType::F32, DType::BF16, DType::F16, DType::F64]),
             ty.shape.clone(),
         );
-        let made = match r.below(10) {
+        let added = match r.below(10) {
             0 | 1 => {
                 let op = r.pick(&[
                     CollectiveReduceOp::Sum,
@@ -64,29 +64,32 @@ fn program(seed: u64) -> Graph {
             2 | 3 => {
                 // Ranks hold the same bits of most other values, which need no all-reduce.
                 let arguments = values.iter().take(INPUTS.len()).copied();
-                let apart: Vec<ValueId> = arguments.filter(|v| like.contains(v)).collect();
-                let of =
-                    if r.one_in(2) && apart.len() > 1 { [apart[0], apart[1]] } else { [x, r.pick(&like)] };
-                let parts = of.map(|v| b.collective("r", sum.clone(), group, &[v]).map(|v| v[0]));
-                let parts: Vec<ValueId> = parts.into_iter().flatten().collect();
-                values.extend(parts.iter().filter(|_| r.one_in(3)));
-                b.op("s", Op::Binary(BinaryOp::Add), &parts)
+                let like_arguments: Vec<ValueId> = arguments.filter(|v| like.contains(v)).collect();
+                let terms = if r.one_in(2) && like_arguments.len() > 1 {
+                    [like_arguments[0], like_arguments[1]]
+                } else {
+                    [x, r.pick(&like)]
+                };
+                let sums = terms.map(|v| b.collective("r", sum.clone(), group, &[v]).map(|v| v[0]));
+                let sums: Vec<ValueId> = sums.into_iter().flatten().collect();
+                values.extend(sums.iter().filter(|_| r.one_in(3)));
+                b.op("s", Op::Binary(BinaryOp::Add), &sums)
             }
             4 => b.op("s", Op::Binary(BinaryOp::Add), &[x, r.pick(&like)]),
-            5 if ty.dtype.is_float() => b.op_as("c", Op::Cast, &[x], to),
+            5 if ty.dtype.is_float() => b.op_as("c", Op::Cast, &[x], cast_type),
             // Casts after and before an all-reduce.
             6 if ty.dtype.is_float() => {
-                b.collective("r", sum, group, &[x]).and_then(|v| b.op_as("c", Op::Cast, &v, to))
+                b.collective("r", sum, group, &[x]).and_then(|v| b.op_as("c", Op::Cast, &v, cast_type))
             }
             7 if ty.dtype.is_float() => b
-                .op_as("c", Op::Cast, &[x], to)
+                .op_as("c", Op::Cast, &[x], cast_type)
                 .and_then(|v| b.collective("r", sum, group, &[v]).map(|v| v[0])),
             8 if ty.shape[0] == Dim::from(8) => b
                 .collective("p", CollectiveKind::ReduceScatter(CollectiveReduceOp::Sum), groups[0], &[x])
                 .and_then(|v| b.collective("g", CollectiveKind::AllGather, groups[0], &v).map(|v| v[0])),
             _ => b.op("n", Op::Unary(UnaryOp::Neg), &[x]),
         };
-        values.extend(made.ok());
+        values.extend(added.ok());
     }
     return_unused(&mut b, &mut r, &values);
     let graph = b.finish();
@@ -103,9 +106,10 @@ fn return_unused(b: &mut GraphBuilder, r: &mut SplitMix, values: &[ValueId]) {
 }
 
 fn sets_of_classes() -> Vec<Numerics> {
-    let all = NumericsClass::ALL;
-    let set = |bits: usize| (0..all.len()).filter(move |i| bits >> i & 1 == 1).map(|i| all[i]).collect();
-    (0..1 << all.len()).map(set).collect()
+    let classes = NumericsClass::ALL;
+    let set =
+        |bits: usize| (0..classes.len()).filter(move |i| bits >> i & 1 == 1).map(|i| classes[i]).collect();
+    (0..1 << classes.len()).map(set).collect()
 }
 
 /// The type of what each collective of a program carries. An all-reduce in two steps is one.
@@ -155,8 +159,8 @@ fn sum_of_pieces(graph: &Graph, exchanged: ValueId) -> BTreeSet<ValueId> {
 /// The number of collectives of a program and their bytes.
 fn traffic(graph: &Graph) -> (usize, i64) {
     let bytes = |ty: &&TensorType| ty.bytes().as_const().unwrap_or_else(|| panic!("sizes are numbers"));
-    let all = collectives(graph);
-    (all.len(), all.iter().map(bytes).sum())
+    let nodes = collectives(graph);
+    (nodes.len(), nodes.iter().map(bytes).sum())
 }
 
 /// The number of sums and means among ranks in a type.
@@ -203,18 +207,18 @@ fn plans_of_every_numerics_class_pass_without_extra_traffic() {
         let work = work.unwrap_or_else(|e| panic!("{e}"));
         let mut exact = (0, 0);
         for numerics in sets_of_classes() {
-            let at = format!("seed {seed}, {machine}, {numerics}");
+            let label = format!("seed {seed}, {machine}, {numerics}");
             let profile = MachineProfile::builtin(machine).unwrap_or_else(|| panic!("{machine}"));
             let config = CompileConfig::default().with_profile(profile).with_numerics(numerics);
-            let lowered = symmc::lower_program(&program, &config).unwrap_or_else(|e| panic!("{at}: {e}"));
+            let lowered = symmc::lower_program(&program, &config).unwrap_or_else(|e| panic!("{label}: {e}"));
             check_lowered(&canonical, &lowered[0], numerics);
-            let plan = symmc::compile(&program, &config).unwrap_or_else(|e| panic!("{at}: {e}"));
-            let read = Plan::from_json(&plan.to_json()).unwrap_or_else(|e| panic!("{at}: {e}"));
-            assert_eq!(read.numerics, numerics, "{at}");
-            let plan = symmc::into_checked_plan(read).unwrap_or_else(|e| panic!("{at}: {e}"));
+            let plan = symmc::compile(&program, &config).unwrap_or_else(|e| panic!("{label}: {e}"));
+            let read = Plan::from_json(&plan.to_json()).unwrap_or_else(|e| panic!("{label}: {e}"));
+            assert_eq!(read.numerics, numerics, "{label}");
+            let plan = symmc::into_checked_plan(read).unwrap_or_else(|e| panic!("{label}: {e}"));
             let compared = symmc::compare_with_source(&plan);
-            assert!(compared.differences.is_empty(), "{at}: {:?}", compared.differences);
-            check_run(&plan, &work, &at);
+            assert!(compared.differences.is_empty(), "{label}: {:?}", compared.differences);
+            check_run(&plan, &work, &label);
             let carried = traffic(&lowered[0]);
             if numerics.is_exact() {
                 exact = carried;
@@ -231,10 +235,10 @@ fn plans_of_every_numerics_class_pass_without_extra_traffic() {
 /// The plan runs as the interpreter says, within what its history and its classes allow.
 fn check_run(plan: &CheckedPlan, work: &Workload, at: &str) {
     let expected = outputs(plan, work, &Backend::Interpreter);
-    let found = outputs(plan, work, &Backend::Threads);
+    let actual = outputs(plan, work, &Backend::Threads);
     let histories =
         plan.output_histories(plan.buckets[0].program, RunCount::One).unwrap_or_else(|e| panic!("{e}"));
-    for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
+    for (rank, (found, expected)) in actual.iter().zip(&expected).enumerate() {
         for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
             let tolerance = Tolerance::for_history(&histories[k], expected);
             let c = compare(found, expected, tolerance);

@@ -31,8 +31,8 @@ fn a_stream_or_a_folder_is_refused_and_stays() {
     let refused = [(socket.as_path(), "a device, a pipe or a socket"), (dir.path(), "a folder")];
     let streams = ["/dev/null", "/dev/stdout", "/dev/fd/2"].map(|path| (Path::new(path), "a device"));
     for (path, what) in refused.into_iter().chain(streams) {
-        let found = symmc::check_output(path).expect_err("no file").to_string();
-        assert!(found.contains(what), "{found}");
+        let message = symmc::check_output(path).expect_err("no file").to_string();
+        assert!(message.contains(what), "{message}");
         symmc::write_outputs(path, &graph, 0..1, &output).expect_err("no file");
     }
     assert!(socket.symlink_metadata().expect("it stays").file_type().is_socket());
@@ -73,40 +73,40 @@ fn outputs_of_all_types_are_aligned_and_read_back() {
     symmc::write_outputs(&path, &graph, 0..1, std::slice::from_ref(&tensors)).expect("written");
     let file = TensorFile::open(&path).expect("tensors");
     for (i, tensor) in tensors.iter().enumerate() {
-        let found = file.get(&format!("rank0.out.{i}")).expect("known").expect("there");
-        assert_eq!(*found, *tensor);
-        let part = found.backing_slice().expect("a part of the file, not a copy");
-        assert!(part.range().start.is_multiple_of(tensor.dtype().size()));
+        let stored = file.get(&format!("rank0.out.{i}")).expect("known").expect("there");
+        assert_eq!(*stored, *tensor);
+        let slice = stored.backing_slice().expect("a part of the file, not a copy");
+        assert!(slice.range().start.is_multiple_of(tensor.dtype().size()));
     }
 }
 
 #[test]
 fn input_files_are_not_overwritten_through_any_name() {
     let dir = tempfile::tempdir().expect("a folder");
-    let at = |name: &str| dir.path().join(name);
-    std::fs::write(at("a.symm"), "x").expect("written");
-    std::fs::write(at("b.symm"), "x").expect("written");
-    symlink("a.symm", at("link")).expect("a link");
-    std::fs::hard_link(at("a.symm"), at("hard")).expect("a link");
-    let inputs = [at("missing"), at("b.symm"), at("link")];
+    let path_of = |name: &str| dir.path().join(name);
+    std::fs::write(path_of("a.symm"), "x").expect("written");
+    std::fs::write(path_of("b.symm"), "x").expect("written");
+    symlink("a.symm", path_of("link")).expect("a link");
+    std::fs::hard_link(path_of("a.symm"), path_of("hard")).expect("a link");
+    let inputs = [path_of("missing"), path_of("b.symm"), path_of("link")];
     for output in ["a.symm", "b.symm", "link", "hard", "./a.symm"] {
-        let error = symmc::refuse_overwrite(&at(output), &inputs).expect_err("it is read");
+        let error = symmc::refuse_overwrite(&path_of(output), &inputs).expect_err("it is read");
         assert!(error.is_bad_input() && error.to_string().contains(output), "{error}");
     }
     for output in ["missing", "c.symm", "no/folder"] {
-        symmc::refuse_overwrite(&at(output), &inputs).expect("it is not read");
+        symmc::refuse_overwrite(&path_of(output), &inputs).expect("it is not read");
     }
 }
 
 #[test]
 fn two_outputs_to_the_same_file_are_rejected() {
     let dir = tempfile::tempdir().expect("a folder");
-    let at = |name: &str| dir.path().join(name);
-    std::fs::write(at("there"), "x").expect("written");
-    std::fs::create_dir(at("folder")).expect("a folder");
-    symlink("there", at("link")).expect("a link");
-    symlink("folder", at("other folder")).expect("a link");
-    std::fs::hard_link(at("there"), at("hard")).expect("a link");
+    let path_of = |name: &str| dir.path().join(name);
+    std::fs::write(path_of("there"), "x").expect("written");
+    std::fs::create_dir(path_of("folder")).expect("a folder");
+    symlink("there", path_of("link")).expect("a link");
+    symlink("folder", path_of("other folder")).expect("a link");
+    std::fs::hard_link(path_of("there"), path_of("hard")).expect("a link");
     for (first, second) in [
         ("there", "there"),
         ("there", "./there"),
@@ -118,12 +118,17 @@ fn two_outputs_to_the_same_file_are_rejected() {
         ("folder/new", "other folder/new"),
         ("no/folder", "no/folder"),
     ] {
-        let error =
-            symmc::refuse_same_output(&[&at("third"), &at(first), &at(second)]).expect_err("it is one file");
+        let error = symmc::refuse_same_output(&[&path_of("third"), &path_of(first), &path_of(second)])
+            .expect_err("it is one file");
         assert!(error.is_bad_input() && error.to_string().contains(first), "{error}");
     }
     let stdout = std::path::Path::new("/dev/stdout");
-    symmc::refuse_same_output(&[&at("there"), &at("new"), &at("folder/new"), &at("no/new")])
-        .expect("four files");
+    symmc::refuse_same_output(&[
+        &path_of("there"),
+        &path_of("new"),
+        &path_of("folder/new"),
+        &path_of("no/new"),
+    ])
+    .expect("four files");
     symmc::refuse_same_output(&[stdout, stdout]).expect("both go to the terminal");
 }

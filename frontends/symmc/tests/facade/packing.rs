@@ -15,9 +15,9 @@ fn small_programs_are_packed_at_the_bound() {
                 CompileConfig::default().with_profile(MachineProfile::builtin(machine).expect("built in"));
             let plan = symmc::compile(&program, &config).expect("a plan");
             let totals = &plan.buckets[0].totals;
-            let what = format!("{} on {machine}", path.display());
-            assert_eq!(totals.ordinary_peak, totals.ordinary_bound, "{what}");
-            assert_eq!(totals.symmetric_peak, totals.symmetric_bound, "{what}");
+            let label = format!("{} on {machine}", path.display());
+            assert_eq!(totals.ordinary_peak, totals.ordinary_bound, "{label}");
+            assert_eq!(totals.symmetric_peak, totals.symmetric_bound, "{label}");
         }
     }
 }

@@ -41,7 +41,7 @@ fn inputs_of_rank(rank: usize) -> Vec<Arc<Tensor>> {
 
 #[test]
 fn row_sums_use_each_ranks_own_table() {
-    let given = format!("%rows: i64[{TOKEN_COUNT}, {SLOTS_PER_TOKEN}] = shard %table axis=0 group=@ep\n");
+    let stated = format!("%rows: i64[{TOKEN_COUNT}, {SLOTS_PER_TOKEN}] = shard %table axis=0 group=@ep\n");
     let routed = format!(
         "%rows: i64[{TOKEN_COUNT}, {SLOTS_PER_TOKEN}], %all: i64[{all}, {SLOTS_PER_TOKEN}], %slots: i64[{ROW_CAPACITY}], %counts: i64[{ROW_CAPACITY}], \
          %ends: i64[{ROW_CAPACITY}] = route %table experts={experts} align=1 layout=expert group=@ep\n",
@@ -49,7 +49,7 @@ fn row_sums_use_each_ranks_own_table() {
         experts = RANK_COUNT * ROW_CAPACITY,
     );
     let profile = MachineProfile::builtin("h200x2").expect("built in");
-    for rows in [given, routed] {
+    for rows in [stated, routed] {
         let source = source(&rows);
         let program = Program::from_graph(text::parse(&source).expect("a graph")).expect("a program");
         let config = CompileConfig::default().with_profile(profile.clone());

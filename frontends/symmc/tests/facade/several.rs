@@ -66,9 +66,9 @@ fn programs_take_turns_and_keep_their_weights() {
                 }
                 for (number, session) in sessions.iter_mut().enumerate() {
                     let n = 1 + (round * 17 + number as i64) % 64;
-                    let found = run(session, n, round as f32).expect("a run");
+                    let output = run(session, n, round as f32).expect("a run");
                     assert_eq!(
-                        found,
+                        output,
                         [3.0 * round as f32, 3.0 * (1.0 + number as f32)],
                         "round {round}, program {number}"
                     );
@@ -89,21 +89,22 @@ fn arenas_are_as_large_as_the_largest_program_needs() {
     on_ranks(2, |group| {
         let sizes = [1 << 10, 1 << 12, 1 << 11];
         let plans = sizes.map(|most| plan(&format!("up to {most}"), most, CollectiveVariant::OneShot, 2));
-        let of = |plan: &CheckedPlan| [plan.arenas.ordinary as usize, plan.arenas.symmetric as usize];
+        let arena_sizes =
+            |plan: &CheckedPlan| [plan.arenas.ordinary as usize, plan.arenas.symmetric as usize];
         let mut sessions = vec![Session::open(&plans[0], &group, &config()).expect("a session")];
         for plan in &plans[1..] {
             sessions.push(sessions[0].open_program(plan).expect("another program"));
         }
-        let taken = sessions[0].memory_usage();
-        let all = plans.iter().map(of);
+        let usage = sessions[0].memory_usage();
+        let all_sizes = plans.iter().map(arena_sizes);
         let fixed = |plan: &CheckedPlan| plan.fixed.iter().map(|f| f.size as usize + 4096).sum::<usize>();
         let fixed: usize = plans.iter().map(fixed).sum();
-        assert_eq!(taken.ordinary, all.clone().map(|[ordinary, _]| ordinary).max().expect("plans"));
-        let most = all.map(|[_, symmetric]| symmetric).max().expect("plans");
+        assert_eq!(usage.ordinary, all_sizes.clone().map(|[ordinary, _]| ordinary).max().expect("plans"));
+        let max_symmetric = all_sizes.map(|[_, symmetric]| symmetric).max().expect("plans");
         assert!(
-            taken.symmetric <= most + fixed + 4096,
-            "{} bytes, {most} and {fixed} fixed",
-            taken.symmetric
+            usage.symmetric <= max_symmetric + fixed + 4096,
+            "{} bytes, {max_symmetric} and {fixed} fixed",
+            usage.symmetric
         );
     });
 }

@@ -121,13 +121,13 @@ fn regret_beside(
     let mut worst: f64 = 1.0;
     for sizes in grid(symbols) {
         let fixed: Vec<Symbol> = sizes.iter().map(|&(name, size)| (name, [size, size])).collect();
-        let alone = compiled(&text(ranks, &fixed, body), profile);
+        let fixed_plan = compiled(&text(ranks, &fixed, body), profile);
         let ours = estimated(&plan, profile, &sizes);
-        let mut ratio = ours / estimated(&alone, profile, &sizes);
+        let mut ratio = ours / estimated(&fixed_plan, profile, &sizes);
         if ratio > MAX_TIME_RATIO
-            && let Some(other) = other(&sizes)
+            && let Some(other_plan) = other(&sizes)
         {
-            ratio = ours / estimated(&other, profile, &sizes);
+            ratio = ours / estimated(&other_plan, profile, &sizes);
         }
         worst = worst.max(ratio);
     }
@@ -143,8 +143,8 @@ fn bucketed_collectives_are_nearly_as_fast_as_specialised() {
         for kind in COLLECTIVE_KINDS {
             let body = collective(kind, ranks, "t", 4096);
             let (worst, buckets) = regret(ranks, profile, &[("t", [1, 32768])], &body);
-            let at = format!("{kind} on {ranks} ranks of {profile}: {worst:.3}, {buckets} buckets");
-            assert!(worst <= MAX_TIME_RATIO && buckets <= 5, "{at}");
+            let label = format!("{kind} on {ranks} ranks of {profile}: {worst:.3}, {buckets} buckets");
+            assert!(worst <= MAX_TIME_RATIO && buckets <= 5, "{label}");
         }
     }
 }
@@ -154,8 +154,8 @@ fn bucketed_layers_are_nearly_as_fast_as_specialised() {
     for (profile, ranks) in PROFILE_RANKS {
         for hidden in [1024, 8192] {
             let (worst, buckets) = regret(ranks, profile, &[("t", [1, 8192])], &layers("t", hidden, 2));
-            let at = format!("{hidden} on {ranks} ranks of {profile}: {worst:.3}, {buckets} buckets");
-            assert!(worst <= MAX_TIME_RATIO && buckets <= 6, "{at}");
+            let label = format!("{hidden} on {ranks} ranks of {profile}: {worst:.3}, {buckets} buckets");
+            assert!(worst <= MAX_TIME_RATIO && buckets <= 6, "{label}");
         }
     }
 }
@@ -168,8 +168,8 @@ fn two_symbols_are_divided_together() {
         for (kind, symbols) in [&all_reduce, &all_to_all] {
             let body = collective(kind, ranks, "t", 2048).replace("2048", "b, 2048");
             let (worst, buckets) = regret(ranks, profile, symbols, &body);
-            let at = format!("{kind} on {ranks} ranks of {profile}: {worst:.3}, {buckets} buckets");
-            assert!(worst <= MAX_TIME_RATIO && buckets <= 12, "{at}");
+            let label = format!("{kind} on {ranks} ranks of {profile}: {worst:.3}, {buckets} buckets");
+            assert!(worst <= MAX_TIME_RATIO && buckets <= 12, "{label}");
         }
     }
 }
@@ -182,10 +182,10 @@ fn collectives_beside_products_take_hardly_longer() {
             let products = 1 + r.below(6);
             let (worst, buckets) =
                 regret(ranks, profile, &[("t", [1, 8192])], &beside(kind, ranks, products));
-            let at = format!(
+            let label = format!(
                 "{kind} beside {products} products on {ranks} ranks of {profile}: {worst:.3}, {buckets} buckets"
             );
-            assert!(worst <= MAX_TIME_RATIO && buckets <= 6, "{at}");
+            assert!(worst <= MAX_TIME_RATIO && buckets <= 6, "{label}");
         }
     }
 }
@@ -233,14 +233,14 @@ impl RandomProgram {
 
     fn step(&mut self, of: &str, rows: &str) -> (String, String) {
         let (n, hidden) = (self.ranks, self.hidden);
-        let whole = format!("{n}*t");
-        let to = match self.r.below(9) {
+        let all_rows = format!("{n}*t");
+        let result = match self.r.below(9) {
             0 => self.add(rows, &format!("silu {of}")),
             1 => self.add(rows, &format!("rms_norm {of}, %g axes=1 eps=0.00001 round_first=false")),
             2 => self.add(rows, &format!("all_reduce {of} op=sum group=@all")),
             3 => self.add(rows, &format!("broadcast {of} root=0 group=@all")),
             4 if rows == "t" => {
-                return (self.add(&whole, &format!("all_gather {of} group=@all")), whole);
+                return (self.add(&all_rows, &format!("all_gather {of} group=@all")), all_rows);
             }
             4 => return (self.add("t", &format!("reduce_scatter {of} op=sum group=@all")), "t".into()),
             5 if rows != "t" => self.add(rows, &format!("all_to_all {of} splits=even group=@all")),
@@ -257,7 +257,7 @@ impl RandomProgram {
                 }
             }
         };
-        (to, rows.to_string())
+        (result, rows.to_string())
     }
 
     /// Adds a weight that each rank has whole, or a shard of it and a gather, and gives its name.
@@ -275,8 +275,8 @@ impl RandomProgram {
 
 /// How many random programs are divided; `PROPTEST_CASES`, as for other properties, asks for more.
 fn random_programs() -> u64 {
-    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
-    asked.unwrap_or(0).max(30)
+    let requested = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
+    requested.unwrap_or(0).max(30)
 }
 
 /// A plan with a bucket for this size of `t` and others, whose runs can come next: it keeps exit barriers that a plan of one size
@@ -293,7 +293,7 @@ fn among_others(ranks: u32, profile: &str, range: [i64; 2], body: &str, size: i6
 #[test]
 fn bucketed_random_programs_are_nearly_as_fast_as_specialised() {
     let range = [1, 4096];
-    let of = |seed: u64| {
+    let failure_of = |seed: u64| {
         let (profile, ranks) = PROFILE_RANKS[seed as usize % PROFILE_RANKS.len()];
         let body = RandomProgram::body(seed, ranks);
         let other = |sizes: &[(&'static str, i64)]| {
@@ -301,12 +301,12 @@ fn bucketed_random_programs_are_nearly_as_fast_as_specialised() {
             Some(among_others(ranks, profile, range, &body, size))
         };
         let (worst, buckets) = regret_beside(ranks, profile, &[("t", range)], &body, other);
-        let found = format!("{seed} on {ranks} ranks of {profile}: {worst:.3}, {buckets} buckets\n{body}");
-        (worst > MAX_TIME_RATIO || buckets > 12).then_some(found)
+        let failure = format!("{seed} on {ranks} ranks of {profile}: {worst:.3}, {buckets} buckets\n{body}");
+        (worst > MAX_TIME_RATIO || buckets > 12).then_some(failure)
     };
-    let found = parallel::map((0..random_programs()).collect(), usize::MAX, of);
-    let found: Vec<String> = found.into_iter().flatten().collect();
-    assert!(found.is_empty(), "{} programs:\n{}", found.len(), found.join("\n"));
+    let failures = parallel::map((0..random_programs()).collect(), usize::MAX, failure_of);
+    let failures: Vec<String> = failures.into_iter().flatten().collect();
+    assert!(failures.is_empty(), "{} programs:\n{}", failures.len(), failures.join("\n"));
 }
 
 /// Options that are set explicitly are kept.

@@ -143,11 +143,11 @@ fn invalid_symmetric_allocations_and_bindings_are_rejected_by_name() {
         assert!(error.to_string().contains("expected at most 16384 bytes, found 1048576"), "{error}");
         let buffer = session.allocate_symmetric(1 << 14).expect("all of it");
         session.allocate_symmetric(1).expect_err("nothing is left");
-        let at = buffer.as_ptr();
+        let start = buffer.as_ptr();
         let refusals = [
-            ("x", at.wrapping_add(16), 64, "expected a multiple of 64 there"),
-            ("x", at.wrapping_sub(16), 64, "overlaps the symmetric arena of the session"),
-            ("out.0", at.wrapping_sub(64), 64, "overlaps the symmetric arena of the session"),
+            ("x", start.wrapping_add(16), 64, "expected a multiple of 64 there"),
+            ("x", start.wrapping_sub(16), 64, "overlaps the symmetric arena of the session"),
+            ("out.0", start.wrapping_sub(64), 64, "overlaps the symmetric arena of the session"),
         ];
         for (name, at, bytes, says) in refusals {
             // SAFETY: it is refused.
@@ -161,8 +161,8 @@ fn invalid_symmetric_allocations_and_bindings_are_rejected_by_name() {
         buffer.write(64, &bytes(&[3.0; 4])).expect("it fits");
         // SAFETY: the buffer stays, and nobody touches it while a run is in progress.
         unsafe {
-            session.bind("x", at.wrapping_add(64), 16).expect("it fits");
-            session.bind("out.0", at.wrapping_add(16), 16).expect("it fits");
+            session.bind("x", start.wrapping_add(64), 16).expect("it fits");
+            session.bind("out.0", start.wrapping_add(16), 16).expect("it fits");
         }
         session.run().expect("a run");
         assert_eq!(buffer.read(16, 16).expect("it is there"), bytes(&[6.0; 4]));
@@ -219,7 +219,7 @@ fn runs(
 ) -> Result<(usize, Vec<Tensor>), Error> {
     let (source, rank) = (plan.source_program(), group.rank() as usize);
     let mut arguments = 0;
-    let mut given: Vec<(String, &[u8])> = Vec::new();
+    let mut inputs: Vec<(String, &[u8])> = Vec::new();
     for (input, tensor) in source.inputs.values().zip(&work.inputs[rank]).filter(|(i, _)| i.data.is_none()) {
         let number = arguments;
         arguments += usize::from(input.kind == InputKind::Argument);
@@ -227,9 +227,9 @@ fn runs(
             InputKind::Argument => format!("in.{number}"),
             _ => format!("w.{}", input.source),
         };
-        given.push((name, tensor.data()));
+        inputs.push((name, tensor.data()));
     }
-    let room: usize = given.iter().map(|(_, data)| data.len() + 256).sum();
+    let room: usize = inputs.iter().map(|(_, data)| data.len() + 256).sum();
     let config = SessionConfig::default().with_timeout(LIMIT).with_symmetric_bytes(3 * room);
     let mut session = Session::open(plan, group, &config)?;
     for (id, symbol) in source.symbols.iter() {
@@ -237,7 +237,7 @@ fn runs(
     }
     let (mut held, mut outputs) = (0, Vec::new());
     for run in 0..3 {
-        for (name, data) in &given {
+        for (name, data) in &inputs {
             held +=
                 usize::from(run == 0 && matches!(session.address(name)?.storage, PortStorage::Symmetric(_)));
             if !placed {

@@ -97,8 +97,8 @@ fn a_buffer_that_the_file_lacks_is_the_archives() {
 /// The weights that the files of both ranks give.
 fn weights_of_ranks(second: f64) -> Weights {
     let tensor = |x| Arc::new(Tensor::from_f64(DType::F32, [2], &[x, x]).expect("two elements"));
-    let of = |x| [("w", tensor(x)), ("state", tensor(x + 0.5))];
-    Weights::new([of(7.0), of(second)])
+    let weights = |x| [("w", tensor(x)), ("state", tensor(x + 0.5))];
+    Weights::new([weights(7.0), weights(second)])
 }
 
 #[test]
@@ -107,8 +107,8 @@ fn imported_weights_apply_unless_the_file_has_others() {
         Workload::gather(&graph(), weights, file, &DrawConfig::default()).expect("inputs")
     };
     let first = |work: &Workload, rank: usize| [0, 1].map(|i| work.inputs[rank][i].get_f64(0));
-    let alone = gather(&weights_of_ranks(8.0), None);
-    assert_eq!((first(&alone, 0), first(&alone, 1)), ([7.0, 7.5], [8.0, 8.5]));
+    let imported = gather(&weights_of_ranks(8.0), None);
+    assert_eq!((first(&imported, 0), first(&imported, 1)), ([7.0, 7.5], [8.0, 8.5]));
     // The tensors of the file take precedence.
     let dir = tempfile::tempdir().expect("a folder");
     let with_file = gather(&weights_of_ranks(8.0), Some(&file(&dir, &RECORDED_TENSORS)));
@@ -121,9 +121,9 @@ fn imported_weights_apply_unless_the_file_has_others() {
             JoinTermValue::Text(_) => None,
         }
     };
-    assert!(setting(&alone).is_some());
-    assert_eq!(setting(&alone), setting(&gather(&weights_of_ranks(8.0), None)));
-    assert_ne!(setting(&alone), setting(&gather(&weights_of_ranks(9.0), None)));
+    assert!(setting(&imported).is_some());
+    assert_eq!(setting(&imported), setting(&gather(&weights_of_ranks(8.0), None)));
+    assert_ne!(setting(&imported), setting(&gather(&weights_of_ranks(9.0), None)));
     assert_eq!(setting(&gather(&weights(&[]), None)), None);
 }
 
@@ -224,8 +224,8 @@ fn constants_that_the_tensors_contradict_become_parameters() {
         // Opened without the tensors, it does not run on them.
         let options = OpenOptions::default().with_ranks(2);
         let unaware = symmc::Program::open(&path, &options).expect("a program");
-        let found = Workload::recorded(&unaware, &file);
-        assert_eq!(found.is_err(), contradicted, "{first:?} {second:?}");
+        let outcome = Workload::recorded(&unaware, &file);
+        assert_eq!(outcome.is_err(), contradicted, "{first:?} {second:?}");
     }
 }
 
@@ -266,8 +266,8 @@ fn recordings_determine_every_symbol_and_argument() {
     assert!(error.contains("gives a value for symbol k: set its size"), "{error}");
     let work = gather(&[("k", 2)], &recorded).expect("inputs");
     assert_eq!(work.inputs[0][2].shape(), [3, 2]);
-    let more = [&RECORDED_TENSORS[..], &[("rank1.in.1", &[], 2.0)]].concat();
-    let error = gather(&[("k", 2)], &file(&dir, &more)).expect_err("two arguments").to_string();
+    let extended = [&RECORDED_TENSORS[..], &[("rank1.in.1", &[], 2.0)]].concat();
+    let error = gather(&[("k", 2)], &file(&dir, &extended)).expect_err("two arguments").to_string();
     assert!(error.contains("rank1.in.1: the program has 1 argument"), "{error}");
     assert!(error.contains("symbols (n, k)"), "{error}");
 }
@@ -304,8 +304,8 @@ fn state_persists_between_runs_and_is_not_recorded() {
     for backend in [symmc::Backend::Interpreter, symmc::Backend::Threads] {
         for (repeats, state) in [(1, [14.0, 24.0]), (3, [22.0, 32.0])] {
             let config = RunConfig::default().with_repeats(repeats);
-            let found = symmc::run(&plan, &work, &backend, &config).expect("a run");
-            for (rank, outputs) in found.iter().enumerate() {
+            let outputs_by_rank = symmc::run(&plan, &work, &backend, &config).expect("a run");
+            for (rank, outputs) in outputs_by_rank.iter().enumerate() {
                 assert_eq!(outputs[0].get_f64(0), state[rank], "{backend:?} {repeats}");
                 assert_eq!(outputs[1].get_f64(0), 2.0 * state[rank], "{backend:?} {repeats}");
             }

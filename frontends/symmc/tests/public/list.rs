@@ -147,9 +147,9 @@ impl ItemLister<'_> {
             }
             PathTarget::Own(own) => own,
         };
-        let place = self.places[own].clone();
-        if place != *path {
-            return self.lines.push(format!("pub use {shown} = {}{end}", self.shown(&place)));
+        let location = self.places[own].clone();
+        if location != *path {
+            return self.lines.push(format!("pub use {shown} = {}{end}", self.shown(&location)));
         }
         let (module, name) = (&own[..own.len() - 1], last(own));
         let items = self.tree.0.get(module).map_or(&[][..], |m| &m.items);
@@ -220,9 +220,14 @@ impl ItemLister<'_> {
         }
         for (module, block) in blocks(self.tree, own) {
             let Some((of, _)) = &block.trait_ else { continue };
-            let of = tidy(of);
-            self.look(&of, module, &named(&block.generics), &format!("impl {of} for {shown}"));
-            traits.insert(of);
+            let trait_name = tidy(of);
+            self.look(
+                &trait_name,
+                module,
+                &named(&block.generics),
+                &format!("impl {trait_name} for {shown}"),
+            );
+            traits.insert(trait_name);
         }
         let grows =
             if attrs.iter().any(|a| a.path().is_ident("non_exhaustive")) { " #[non_exhaustive]" } else { "" };
@@ -286,8 +291,8 @@ impl ItemLister<'_> {
     /// Adds what `types` names, in a module, that is not exported.
     fn look(&mut self, types: &str, module: &[String], generics: &[String], line: &str) {
         for path in paths(types) {
-            let known = path.len() == 1 && (PRELUDE.contains(&&*path[0]) || generics.contains(&path[0]));
-            if !known && !self.is_exported(module, &path) {
+            let is_named = path.len() == 1 && (PRELUDE.contains(&&*path[0]) || generics.contains(&path[0]));
+            if !is_named && !self.is_exported(module, &path) {
                 self.leaks.push(format!("{} in {line}", path.join("::")));
             }
         }
@@ -309,15 +314,17 @@ impl ItemLister<'_> {
 
 /// Blocks of an own type, with the modules that they stand in.
 fn blocks<'t>(tree: &'t ModuleTree, own: &Path) -> Vec<(&'t Path, &'t ItemImpl)> {
-    let all = tree.0.iter().flat_map(|(path, m)| m.items.iter().map(move |item| (path, item)));
-    all.filter_map(|(path, item)| {
-        let Item::Impl(i) = item else { return None };
-        let Type::Path(of) = &*i.self_ty else { return None };
-        let of: Path = of.path.segments.iter().map(|s| s.ident.to_string()).collect();
-        let here = needed(&i.attrs).is_some() && tree.resolve(path, &of) == PathTarget::Own(own.clone());
-        here.then_some((path, i))
-    })
-    .collect()
+    let items = tree.0.iter().flat_map(|(path, m)| m.items.iter().map(move |item| (path, item)));
+    items
+        .filter_map(|(path, item)| {
+            let Item::Impl(i) = item else { return None };
+            let Type::Path(of) = &*i.self_ty else { return None };
+            let self_path: Path = of.path.segments.iter().map(|s| s.ident.to_string()).collect();
+            let is_own =
+                needed(&i.attrs).is_some() && tree.resolve(path, &self_path) == PathTarget::Own(own.clone());
+            is_own.then_some((path, i))
+        })
+        .collect()
 }
 
 fn first(path: &[String]) -> String {
@@ -393,14 +400,14 @@ fn paths(text: &str) -> Vec<Path> {
     for (at, _) in text.char_indices() {
         let begins = text[..at].chars().next_back().is_none_or(|c| !is_part(c));
         let word: &str = text[at..].split(|c| !is_part(c)).next().unwrap_or_default();
-        let given = text[at + word.len()..].trim_start().starts_with('=');
-        if !begins || word.starts_with('\'') || given || word.ends_with(':') {
+        let is_given = text[at + word.len()..].trim_start().starts_with('=');
+        if !begins || word.starts_with('\'') || is_given || word.ends_with(':') {
             continue;
         }
-        let parts: Path = word.split("::").map(String::from).collect();
+        let segments: Path = word.split("::").map(String::from).collect();
         let is_type = |part: &String| part.starts_with(char::is_uppercase);
-        if let Some(end) = parts.iter().position(is_type) {
-            out.push(parts[..=end].to_vec());
+        if let Some(end) = segments.iter().position(is_type) {
+            out.push(segments[..=end].to_vec());
         }
     }
     out

@@ -39,17 +39,17 @@ fn facade() -> ItemList {
 #[test]
 fn the_public_items_are_those_of_the_list() {
     let path = folder().join("tests/public/public.txt");
-    let found: String = facade().lines.iter().map(|line| format!("{line}\n")).collect();
+    let actual: String = facade().lines.iter().map(|line| format!("{line}\n")).collect();
     if std::env::var_os("UPDATE_EXPECT").is_some() {
-        return std::fs::write(&path, found).expect("written");
+        return std::fs::write(&path, actual).expect("written");
     }
     let listed = std::fs::read_to_string(&path).expect("the list");
-    let [old, new] = [&listed, &found].map(|text| text.lines().collect::<BTreeSet<_>>());
+    let [old, new] = [&listed, &actual].map(|text| text.lines().collect::<BTreeSet<_>>());
     let gone = old.difference(&new).map(|line| format!("- {line}\n"));
     let come = new.difference(&old).map(|line| format!("+ {line}\n"));
     let changed: String = gone.chain(come).collect();
     assert!(
-        listed == found,
+        listed == actual,
         "the public items are not those of {}:\n{changed}UPDATE_EXPECT=1 writes what is found; the CHANGELOG tells users",
         path.display()
     );
@@ -109,7 +109,7 @@ const OPEN_SOURCE: &str =
 
 #[test]
 fn list_contains_exactly_the_public_items() {
-    let found = list(&[("lib.rs", ROOT_SOURCE), ("inner.rs", INNER_SOURCE), ("open.rs", OPEN_SOURCE)]);
+    let public_list = list(&[("lib.rs", ROOT_SOURCE), ("inner.rs", INNER_SOURCE), ("open.rs", OPEN_SOURCE)]);
     let expected = [
         "pub enum own::Sort",
         "pub fn own::Thing::new<T: Into<String>>(path: &Path, all: impl IntoIterator<Item = (T, [u8; 2])>) -> Self",
@@ -128,9 +128,9 @@ fn list_contains_exactly_the_public_items() {
         "pub use own::open::make = own::make",
     ];
     let expected: BTreeSet<&str> = expected.into();
-    let lines: BTreeSet<&str> = found.lines.iter().map(String::as_str).collect();
+    let lines: BTreeSet<&str> = public_list.lines.iter().map(String::as_str).collect();
     assert_eq!(lines, expected);
-    assert_eq!(found.leaks, [""; 0]);
+    assert_eq!(public_list.leaks, [""; 0]);
 }
 
 #[test]

@@ -73,12 +73,12 @@ impl ModuleTree {
                 }
                 Item::Use(u) => {
                     let Some(features) = needed(&u.attrs) else { continue };
-                    let mut found = Vec::new();
-                    flatten(&u.tree, &mut Vec::new(), &mut found);
+                    let mut names = Vec::new();
+                    flatten(&u.tree, &mut Vec::new(), &mut names);
                     let public = is_public(&u.vis);
                     let brought =
                         |(name, path)| ImportedName { name, path, public, features: features.clone() };
-                    module.uses.extend(found.into_iter().map(brought));
+                    module.uses.extend(names.into_iter().map(brought));
                 }
                 item => module.items.push(item),
             }

@@ -118,10 +118,10 @@ fn attention(c: &mut OpCall<'_, '_>, mask: MaskArgument) -> RuleResult {
     let bounds = causal_bounds_if(causal);
     let op =
         Op::Attention { scale: FloatAttribute(scale), cap: None, bounds, sink: false, log_sum_exp: true };
-    let both = c.emit_all("attention", op, &operands)?;
-    let sums = to_declared_log_sum_exp(c, both[1])?;
+    let outputs = c.emit_all("attention", op, &operands)?;
+    let sums = to_declared_log_sum_exp(c, outputs[1])?;
     c.set_result(1, sums);
-    c.set_only_result(both[0])
+    c.set_only_result(outputs[0])
 }
 
 /// The mask of cuDNN's attention. PyTorch converts a bool mask for it to numbers: 0 where a column is seen and
@@ -131,14 +131,14 @@ fn attention(c: &mut OpCall<'_, '_>, mask: MaskArgument) -> RuleResult {
 fn cudnn_mask(c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
     let Some(mask) = c.opt_tensor("attn_bias")? else { return Ok(None) };
     let graph = c.builder().graph();
-    let Some((Op::Select, &[condition, seen, hidden])) = graph.definition(mask) else {
+    let Some((Op::Select, &[condition, visible, hidden])) = graph.definition(mask) else {
         return Ok(Some(mask));
     };
     let is_full_of = |value, number| match graph.definition(value) {
         Some((Op::Full(scalar), _)) => scalar.as_f64() == number,
         _ => false,
     };
-    if !is_full_of(seen, 0.0) || !is_full_of(hidden, -65504.0) {
+    if !is_full_of(visible, 0.0) || !is_full_of(hidden, -65504.0) {
         return Ok(Some(mask));
     }
     let shape = c.shape(mask);
@@ -226,8 +226,8 @@ fn from_declared_log_sum_exp(c: &mut OpCall<'_, '_>, sums: ValueId, q: ValueId) 
     if c.rank(sums) != rows.len() {
         return Err(RuleFailure::Opaque(format!("the log-sum-exp has {} axes", c.rank(sums))));
     }
-    let last = rows.len() - 1;
-    sums = c.slice(sums, last, Dim::from(0), rows[last].clone(), 1)?;
+    let row_axis = rows.len() - 1;
+    sums = c.slice(sums, row_axis, Dim::from(0), rows[row_axis].clone(), 1)?;
     c.cast(sums, c.dtype(q).compute_dtype())
 }
 

@@ -124,10 +124,10 @@ fn cast_to_input_dtype(c: &mut OpCall<'_, '_>, x: ValueId, dtype: DType) -> Emit
 fn silu_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
     let ([gradient, x], _) = common_operands(c, ["grad_output", "self"])?;
     let s = c.unary(UnaryOp::Sigmoid, x)?;
-    let rest = one_minus(c, s)?;
-    let rest = c.binary(BinaryOp::Mul, x, rest)?;
-    let rest = c.binary_float(BinaryOp::Add, rest, 1.0)?;
-    let slope = c.binary(BinaryOp::Mul, s, rest)?;
+    let factor = one_minus(c, s)?;
+    let factor = c.binary(BinaryOp::Mul, x, factor)?;
+    let factor = c.binary_float(BinaryOp::Add, factor, 1.0)?;
+    let slope = c.binary(BinaryOp::Mul, s, factor)?;
     c.binary(BinaryOp::Mul, gradient, slope)
 }
 
@@ -159,8 +159,8 @@ fn gelu_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
             let u = c.binary(BinaryOp::Add, x, cube)?;
             let u = c.binary_float(BinaryOp::Mul, u, k)?;
             let t = c.unary(UnaryOp::Tanh, u)?;
-            let left = c.binary_float(BinaryOp::Add, t, 1.0)?;
-            let left = c.binary_float(BinaryOp::Mul, left, 0.5)?;
+            let left_term = c.binary_float(BinaryOp::Add, t, 1.0)?;
+            let left_term = c.binary_float(BinaryOp::Mul, left_term, 0.5)?;
             let tt = c.binary(BinaryOp::Mul, t, t)?;
             let bell = one_minus(c, tt)?;
             let inner = c.binary_float(BinaryOp::Mul, square, 3.0 * a)?;
@@ -168,7 +168,7 @@ fn gelu_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
             let right = c.binary(BinaryOp::Mul, bell, inner)?;
             let right = c.binary(BinaryOp::Mul, x, right)?;
             let right = c.binary_float(BinaryOp::Mul, right, 0.5 * k)?;
-            c.binary(BinaryOp::Add, left, right)?
+            c.binary(BinaryOp::Add, left_term, right)?
         }
         Some(other) => {
             return Err(RuleFailure::Invalid(format!("expected approximate none or tanh, found `{other}`")));

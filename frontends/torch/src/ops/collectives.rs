@@ -137,12 +137,12 @@ fn all_gather_matmul(c: &mut OpCall<'_, '_>) -> RuleResult {
     let a = c.tensor("A")?;
     let bs = c.tensors("Bs")?;
     let axis = c.axis("gather_dim", c.rank(a))?;
-    let whole = collective_along_axis(c, a, axis, all_gather)?;
+    let gathered = collective_along_axis(c, a, axis, all_gather)?;
     if c.bool_or("return_A", true)? {
-        c.set_result(0, whole);
+        c.set_result(0, gathered);
     }
     for (i, b) in bs.into_iter().enumerate() {
-        let y = c.numpy_matmul(whole, b)?;
+        let y = c.numpy_matmul(gathered, b)?;
         c.set_result(i + 1, y);
     }
     Ok(())
@@ -245,17 +245,17 @@ fn all_to_all(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
 fn exchange_by_data(c: &mut OpCall<'_, '_>, x: ValueId, group: GroupId) -> EmitResult {
     let n = c.lowering.builder.graph().group_size(group);
     let n = n.ok_or_else(|| RuleFailure::Invalid("the number of ranks is not known".into()))?;
-    let mut both = [Vec::new(), Vec::new()];
-    for (sizes, name) in both.iter_mut().zip([INPUT_SPLITS, OUTPUT_SPLITS]) {
+    let mut split_sizes = [Vec::new(), Vec::new()];
+    for (sizes, name) in split_sizes.iter_mut().zip([INPUT_SPLITS, OUTPUT_SPLITS]) {
         *sizes = c.opt_sizes(name)?.unwrap_or_default();
         if sizes.len() != n as usize {
-            let found = sizes.len();
+            let count = sizes.len();
             return Err(RuleFailure::Invalid(format!(
-                "expected {n} {name}, one for each rank, next to sizes that depend on data, found {found}"
+                "expected {n} {name}, one for each rank, next to sizes that depend on data, found {count}"
             )));
         }
     }
-    let [sent, received] = both;
+    let [sent, received] = split_sizes;
     if let Some(rows) = c.lowering.packed.rows(x).filter(|rows| rows.axis != 0) {
         return c.refuse_packed("it exchanges rows of another axis", &rows.length);
     }
@@ -310,8 +310,8 @@ fn require_total(
     (sum, violated, limit): (&Dim, BinaryOp, &Dim),
 ) -> EmitResult {
     let data = &c.lowering.symbols.data;
-    let known = if violated == BinaryOp::Ne { sum == limit } else { !data.depends_on_data(sum) };
-    if known {
+    let is_certain = if violated == BinaryOp::Ne { sum == limit } else { !data.depends_on_data(sum) };
+    if is_certain {
         return Ok(splits);
     }
     let sum = c.emit_terms(sum)?;
@@ -385,12 +385,12 @@ fn rows_between(splits: &SplitSizes, rank: u32, other: usize) -> Option<Option<i
 
 /// The pairs of sender and receiver in each cell, if each rank sends all its rows to one rank.
 fn find_permutation(cells: &[Vec<u32>], to: &SplitSizes) -> Option<Vec<(u32, u32)>> {
-    let mut all = cells.iter().map(|cell| {
+    let mut pairs_by_cell = cells.iter().map(|cell| {
         let pairs = cell.iter().enumerate().map(|(i, &rank)| Some((i as u32, single_receiver(to, rank)?)));
         pairs.collect::<Option<Vec<_>>>()
     });
-    let first = all.next()??;
-    all.all(|pairs| pairs.as_ref() == Some(&first)).then_some(first)
+    let first = pairs_by_cell.next()??;
+    pairs_by_cell.all(|pairs| pairs.as_ref() == Some(&first)).then_some(first)
 }
 
 /// The number of the only rank to which a rank sends rows.
@@ -413,7 +413,7 @@ fn shard_another_axis(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     let group = c.resolve_group()?;
     let rank = c.rank(x);
     let from = c.axis("gather_dim", rank)?;
-    let to = c.axis("shard_dim", rank)?;
+    let shard_axis = c.axis("shard_dim", rank)?;
     let n = c.lowering.builder.graph().group_size(group);
     let n = n.ok_or_else(|| RuleFailure::Invalid("the number of ranks is not known".into()))?;
     let n = Dim::from(i64::from(n));
@@ -421,14 +421,16 @@ fn shard_another_axis(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     if shape.is_empty() {
         return Err(RuleFailure::Invalid("expected an operand with an axis, found none".into()));
     }
-    let piece = shape[to].exact_div(&n);
-    shape[to] = piece
-        .ok_or_else(|| RuleFailure::Invalid(format!("expected {n:?} ranks to divide {:?}", shape[to])))?;
+    let piece = shape[shard_axis].exact_div(&n);
+    shape[shard_axis] = piece.ok_or_else(|| {
+        RuleFailure::Invalid(format!("expected {n:?} ranks to divide {:?}", shape[shard_axis]))
+    })?;
     // The pieces are moved to axis 0, one for each rank.
     let mut split = shape.clone();
-    split.insert(to, n.clone());
+    split.insert(shard_axis, n.clone());
     let y = c.reshape(x, split)?;
-    let front: Vec<usize> = std::iter::once(to).chain((0..=rank).filter(|a| *a != to)).collect();
+    let front: Vec<usize> =
+        std::iter::once(shard_axis).chain((0..=rank).filter(|a| *a != shard_axis)).collect();
     let y = c.permute(y, front)?;
     let y = c.collective(CollectiveKind::AllToAll(AllToAllSplits::Even), group, y)?;
     // The received pieces are concatenated along the axis that was sharded.

@@ -139,10 +139,11 @@ pub(crate) fn lower_complex(c: &mut OpCall<'_, '_>, target: &str, plain: Option<
 
 /// The error for an op without a rule for complex numbers.
 pub(crate) fn unsupported_complex_op() -> RuleFailure {
-    let known: Vec<&str> = RULE_ROWS.iter().chain(ALSO_COMPLEX).map(|r| r.name).collect();
-    let known = [&known[..], per_component::MOVING_OPS, per_component::FILLING_OPS].concat().join(", ");
+    let supported: Vec<&str> = RULE_ROWS.iter().chain(ALSO_COMPLEX).map(|r| r.name).collect();
+    let supported =
+        [&supported[..], per_component::MOVING_OPS, per_component::FILLING_OPS].concat().join(", ");
     RuleFailure::Invalid(format!(
-        "this operator is not supported for complex numbers; supported are {known}, and their in-place forms"
+        "this operator is not supported for complex numbers; supported are {supported}, and their in-place forms"
     ))
 }
 
@@ -176,7 +177,7 @@ fn conjugate(c: &mut OpCall<'_, '_>) -> EmitResult {
 
 /// Copies `src` into `self`, which keeps its type and extents.
 fn copy_complex(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let to = c.tensor("self")?;
+    let destination = c.tensor("self")?;
     let from = c.tensor("src")?;
     let value = match (is_first_complex(c), is_complex(c, "src")) {
         (true, false) => {
@@ -186,8 +187,8 @@ fn copy_complex(c: &mut OpCall<'_, '_>) -> EmitResult {
         (false, true) => component(c, from, 0)?,
         _ => from,
     };
-    let value = c.cast(value, c.dtype(to))?;
-    c.expand(value, c.shape(to))
+    let value = c.cast(value, c.dtype(destination))?;
+    c.expand(value, c.shape(destination))
 }
 
 /// A conversion of dtype. Real numbers get an imaginary part of 0, and complex numbers that become real lose
@@ -195,20 +196,20 @@ fn copy_complex(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn convert_complex(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore(&["copy", "dtype", "other"]);
     let x = c.first_tensor()?;
-    let to = declared_component_type(c)?;
+    let result_type = declared_component_type(c)?;
     match (is_first_complex(c), is_complex_result(c)) {
         (true, true) => {
-            let y = c.cast(x, to.dtype)?;
+            let y = c.cast(x, result_type.dtype)?;
             c.set_only_result(y)
         }
         (true, false) => {
             let y = component(c, x, 0)?;
-            let y = c.cast(y, to.dtype)?;
+            let y = c.cast(y, result_type.dtype)?;
             c.set_only_result(y)
         }
         (false, _) => {
-            let y = c.cast(x, to.dtype)?;
-            let zero = c.full(symmc_ir::Scalar::Int(0), to.dtype, c.shape(y))?;
+            let y = c.cast(x, result_type.dtype)?;
+            let zero = c.full(symmc_ir::Scalar::Int(0), result_type.dtype, c.shape(y))?;
             set_complex_result(c, y, zero)
         }
     }

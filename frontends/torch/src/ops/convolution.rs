@@ -55,14 +55,14 @@ impl ConvolutionLayout {
 
     /// Rejects a tensor with another number of channels.
     fn check_channels(&self, c: &OpCall<'_, '_>, x: ValueId, channels: Option<i64>) -> RuleResult {
-        let found = c.extent(x, 1);
-        if channels.map(Dim::from) == Some(found.clone()) {
+        let actual = c.extent(x, 1);
+        if channels.map(Dim::from) == Some(actual.clone()) {
             return Ok(());
         }
         let inner = self.inner;
         let groups = self.groups;
         Err(RuleFailure::Invalid(format!(
-            "expected {inner} channels in each of {groups} groups, found {found:?}"
+            "expected {inner} channels in each of {groups} groups, found {actual:?}"
         )))
     }
 
@@ -104,12 +104,12 @@ impl ConvolutionLayout {
         let terms = Dim::from(self.windows.elements() * self.inner);
         let x = self.group_columns(c, x, self.inner)?;
         let x = c.permute(x, vec![1, 0, 3, 2])?;
-        let all = batch.clone() * places.clone();
-        let x = c.reshape(x, vec![self.groups.into(), all.clone(), terms])?;
+        let total_places = batch.clone() * places.clone();
+        let x = c.reshape(x, vec![self.groups.into(), total_places.clone(), terms])?;
         let outputs_per_group = Dim::from(self.outer / self.groups);
         let y = c.reshape(y, vec![batch, self.groups.into(), outputs_per_group.clone(), places])?;
         let y = c.permute(y, vec![1, 2, 0, 3])?;
-        let y = c.reshape(y, vec![self.groups.into(), outputs_per_group, all])?;
+        let y = c.reshape(y, vec![self.groups.into(), outputs_per_group, total_places])?;
         let w = c.numpy_matmul(y, x)?;
         let w = c.reshape(w, vec![self.outer.into(), self.windows.elements().into(), self.inner.into()])?;
         let w = c.permute(w, vec![0, 2, 1])?;
@@ -171,10 +171,10 @@ fn convolution(c: &mut OpCall<'_, '_>, axes: Option<usize>) -> EmitResult {
     let bias = c.opt_tensor("bias")?;
     let n = axes.unwrap_or(c.rank(w).saturating_sub(2));
     if n == 0 || c.rank(w) != n + 2 || !(c.rank(x) == n + 2 || c.rank(x) == n + 1) {
-        let found = c.rank(x);
+        let rank = c.rank(x);
         let kernel = c.rank(w);
         return Err(RuleFailure::Invalid(format!(
-            "expected {} axes, found {found} and a kernel of {kernel}",
+            "expected {} axes, found {rank} and a kernel of {kernel}",
             n + 2
         )));
     }
@@ -185,8 +185,8 @@ fn convolution(c: &mut OpCall<'_, '_>, axes: Option<usize>) -> EmitResult {
     let further = layout.windows.axis_integers(c, "output_padding", 0, 0)?;
     let y = if layout.is_transposed {
         let area: Vec<Dim> = c.shape(x).split_off(2);
-        let to = layout.windows.covered_extents(&area, &further);
-        layout.transposed_convolution(c, x, w, &to)?
+        let extents = layout.windows.covered_extents(&area, &further);
+        layout.transposed_convolution(c, x, w, &extents)?
     } else {
         layout.forward_convolution(c, x, w)?
     };
@@ -211,10 +211,10 @@ fn backward(c: &mut OpCall<'_, '_>) -> RuleResult {
     let w = c.tensor("weight")?;
     let n = c.rank(w).saturating_sub(2);
     if n == 0 || c.rank(x) != n + 2 || c.rank(gradient) != n + 2 {
-        let found = c.rank(gradient);
+        let rank = c.rank(gradient);
         let operand_rank = c.rank(x);
         return Err(RuleFailure::Invalid(format!(
-            "expected {} axes, found {found} and {operand_rank}",
+            "expected {} axes, found {rank} and {operand_rank}",
             n + 2
         )));
     }
@@ -223,8 +223,8 @@ fn backward(c: &mut OpCall<'_, '_>) -> RuleResult {
         let y = if layout.is_transposed {
             layout.forward_convolution(c, gradient, w)?
         } else {
-            let to: Vec<Dim> = c.shape(x).split_off(2);
-            layout.transposed_convolution(c, gradient, w, &to)?
+            let extents: Vec<Dim> = c.shape(x).split_off(2);
+            layout.transposed_convolution(c, gradient, w, &extents)?
         };
         let y = c.cast(y, c.dtype(gradient))?;
         c.set_result(0, y);

@@ -99,8 +99,8 @@ fn filled_tensor(c: &mut OpCall<'_, '_>, like: FillTemplate, value: Option<i64>)
     let y = match value {
         CallOperand::Scalar(s) => c.full(s, dtype, shape)?,
         other => {
-            let one = c.as_tensor(&other, dtype)?;
-            c.expand(one, shape)?
+            let element = c.as_tensor(&other, dtype)?;
+            c.expand(element, shape)?
         }
     };
     Ok(y)
@@ -165,9 +165,9 @@ fn range_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
     };
     let bounds = starts.iter().zip(&ends);
     let lengths: Option<Vec<_>> = bounds.map(|(&start, &end)| range_length(start, end, step)).collect();
-    let same =
+    let equal_lengths =
         lengths.filter(|l| l.iter().all(|(_, forward)| *forward) && l.windows(2).all(|w| w[0] == w[1]));
-    let len = same.and_then(|l| i64::try_from(l.first()?.0).ok());
+    let len = equal_lengths.and_then(|l| i64::try_from(l.first()?.0).ok());
     let Some(len) = len else {
         return Err(RuleFailure::Invalid(format!(
             "expected ranges of the same length on all ranks, found starts {starts:?}, ends {ends:?} and step {step}"

@@ -160,10 +160,10 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
 fn local_tensor(c: &mut OpCall<'_, '_>) -> EmitResult {
     match c.get("attr") {
         Some(Argument::String(attribute)) if **attribute == *LOCAL_TENSOR => c.first_tensor(),
-        found => {
-            let found = found.map_or("none".into(), |a| a.describe());
+        argument => {
+            let actual = argument.map_or("none".into(), |a| a.describe());
             Err(RuleFailure::Invalid(format!(
-                "of the tensors inside of a tensor subclass, expected `{LOCAL_TENSOR}` of a DTensor, found {found}"
+                "of the tensors inside of a tensor subclass, expected `{LOCAL_TENSOR}` of a DTensor, found {actual}"
             )))
         }
     }
@@ -223,8 +223,8 @@ pub(super) fn through_f64(
 fn inverse_erf(c: &mut OpCall<'_, '_>, y: ValueId) -> EmitResult {
     const A: f64 = 0.147;
     let square = c.binary(BinaryOp::Mul, y, y)?;
-    let rest = c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), square)?;
-    let log = c.unary(UnaryOp::Log, rest)?;
+    let complement = c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), square)?;
+    let log = c.unary(UnaryOp::Log, complement)?;
     let half = c.binary_float(BinaryOp::Mul, log, 0.5)?;
     let half = c.binary_float(BinaryOp::Add, half, 2.0 / (std::f64::consts::PI * A))?;
     let inner = c.binary(BinaryOp::Mul, half, half)?;
@@ -238,8 +238,8 @@ fn inverse_erf(c: &mut OpCall<'_, '_>, y: ValueId) -> EmitResult {
     let sign = c.unary(UnaryOp::Sign, y)?;
     let mut x = c.binary(BinaryOp::Mul, x, sign)?;
     for _ in 0..4 {
-        let found = c.unary(UnaryOp::Erf, x)?;
-        let error = c.binary(BinaryOp::Sub, found, y)?;
+        let erf = c.unary(UnaryOp::Erf, x)?;
+        let error = c.binary(BinaryOp::Sub, erf, y)?;
         let slope = c.binary(BinaryOp::Mul, x, x)?;
         let slope = c.unary(UnaryOp::Exp, slope)?;
         let step = c.binary(BinaryOp::Mul, error, slope)?;
@@ -389,8 +389,8 @@ fn clamp(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = CallOperand::Tensor(c.first_tensor()?);
     let low = c.opt_operand("min")?;
     let high = c.opt_operand("max")?;
-    let all: Vec<&CallOperand> = [Some(&x), low.as_ref(), high.as_ref()].into_iter().flatten().collect();
-    let dtype = c.common_dtype(&all);
+    let operands: Vec<&CallOperand> = [Some(&x), low.as_ref(), high.as_ref()].into_iter().flatten().collect();
+    let dtype = c.common_dtype(&operands);
     let mut y = c.as_tensor(&x, dtype)?;
     for (op, bound) in [(BinaryOp::Max, low), (BinaryOp::Min, high)] {
         if let Some(bound) = bound {
@@ -467,14 +467,14 @@ fn lerp_from_end(
     weight: &CallOperand,
     dtype: DType,
 ) -> EmitResult {
-    let rest = match weight {
+    let complement = match weight {
         CallOperand::Scalar(w) => CallOperand::Scalar(Scalar::Float(FloatAttribute(1.0 - w.as_f64()))),
         other => {
             let weight = c.as_tensor(other, dtype)?;
             CallOperand::Tensor(c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), weight)?)
         }
     };
-    let step = c.emit_binary(BinaryOp::Mul, &CallOperand::Tensor(difference), &rest, dtype)?;
+    let step = c.emit_binary(BinaryOp::Mul, &CallOperand::Tensor(difference), &complement, dtype)?;
     c.binary(BinaryOp::Sub, end, step)
 }
 

@@ -129,8 +129,8 @@ fn forward(c: &mut OpCall<'_, '_>) -> RuleResult {
     let table = c.tensor("weight")?;
     let offsets = c.tensor("offsets")?;
     let mode = mode(c)?;
-    let last = i64::from(c.bool_or("include_last_offset", false)?);
-    let count = c.extent(offsets, 0) - Dim::from(last);
+    let trailing = i64::from(c.bool_or("include_last_offset", false)?);
+    let count = c.extent(offsets, 0) - Dim::from(trailing);
     if c.dim_bounds(&count).1 < 0 {
         return Err(RuleFailure::Invalid("expected an offset for the end, found none".into()));
     }
@@ -150,14 +150,14 @@ fn forward(c: &mut OpCall<'_, '_>) -> RuleResult {
     // The other results are for gradients, and have these contents if a gradient needs them. Gradients of
     // sums do not need the sizes of bags, and PyTorch's CPU kernels leave them 0.
     let sizes = (mode != BagMode::Sum).then_some(bags.sizes);
-    for (at, value) in [(1, Some(bags.bag_of_index)), (2, sizes), (3, None)] {
-        if c.is_result_read(at) {
-            let declared = c.declared_result_type(at)?;
+    for (result, value) in [(1, Some(bags.bag_of_index)), (2, sizes), (3, None)] {
+        if c.is_result_read(result) {
+            let declared = c.declared_result_type(result)?;
             let value = match value.filter(|&v| c.shape(v) == declared.shape) {
                 Some(value) => c.cast(value, declared.dtype)?,
                 None => c.full(Scalar::Int(0), declared.dtype, declared.shape)?,
             };
-            c.set_result(at, value);
+            c.set_result(result, value);
         }
     }
     Ok(())
@@ -174,13 +174,13 @@ fn sum_bags(c: &mut OpCall<'_, '_>, bags: &EmbeddingBags, rows: ValueId, mode: B
 
 /// The largest elements of the rows of each bag. They are 0 for empty bags.
 fn max_bags(c: &mut OpCall<'_, '_>, bags: &EmbeddingBags, rows: ValueId) -> EmitResult {
-    let least = Scalar::Float(symmc_ir::FloatAttribute(f64::NEG_INFINITY));
-    let rows = bags.mask_padding(c, rows, least)?;
+    let lowest = Scalar::Float(symmc_ir::FloatAttribute(f64::NEG_INFINITY));
+    let rows = bags.mask_padding(c, rows, lowest)?;
     let shape = c.shape(rows);
     let bags_of_rows = c.unsqueeze(bags.bag_of_index, 1)?;
     let bags_of_rows = c.expand(bags_of_rows, shape.clone())?;
     let ty = TensorType::new(c.dtype(rows), vec![bags.count.clone(), c.extent(rows, 1)]);
-    let none = c.full(least, ty.dtype, ty.shape.clone())?;
+    let none = c.full(lowest, ty.dtype, ty.shape.clone())?;
     let op = Op::ScatterElements { axis: 0, combine: Some(ReductionKind::Max) };
     let y = c.emit_as("scatter", op, &[none, bags_of_rows, rows], ty)?;
     let some = c.binary_scalar(BinaryOp::Gt, bags.sizes, Scalar::Int(0))?;

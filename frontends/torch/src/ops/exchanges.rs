@@ -73,10 +73,10 @@ fn sums_before(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> EmitResult {
 
 /// The number of elements along the last axis for which `x op y`.
 fn count_where(c: &mut OpCall<'_, '_>, op: BinaryOp, x: ValueId, y: ValueId) -> EmitResult {
-    let found = c.binary(op, x, y)?;
-    let found = c.cast(found, DType::I64)?;
-    let axis = c.rank(found) - 1;
-    c.reduce(ReductionKind::Sum, found, vec![axis], false)
+    let matches = c.binary(op, x, y)?;
+    let matches = c.cast(matches, DType::I64)?;
+    let axis = c.rank(matches) - 1;
+    c.reduce(ReductionKind::Sum, matches, vec![axis], false)
 }
 
 /// `x` along its last axis at `index`, which has the same leading axes.
@@ -100,14 +100,14 @@ fn ranks_along(c: &mut OpCall<'_, '_>, n: i64, factor: i64, axis: usize, rank: u
     c.reshape(numbers, shape)
 }
 
-/// `x`, with an error of the run if any element of `found` is negative or beyond `limit`. The error names the node
+/// `x`, with an error of the run if any element of `counts` is negative or beyond `limit`. The error names the node
 /// `what`, that element as the index, and `limit + 1` as the extent.
-fn check_counts(c: &mut OpCall<'_, '_>, what: &str, x: ValueId, found: ValueId, limit: i64) -> EmitResult {
-    let axes: Vec<usize> = (0..c.rank(found)).collect();
-    let most = c.reduce(ReductionKind::Max, found, axes.clone(), false)?;
-    let least = c.reduce(ReductionKind::Min, found, axes, false)?;
-    let negative = c.binary_scalar(BinaryOp::Lt, least, Scalar::Int(0))?;
-    let count = c.select(negative, least, most)?;
+fn check_counts(c: &mut OpCall<'_, '_>, what: &str, x: ValueId, counts: ValueId, limit: i64) -> EmitResult {
+    let axes: Vec<usize> = (0..c.rank(counts)).collect();
+    let max = c.reduce(ReductionKind::Max, counts, axes.clone(), false)?;
+    let min = c.reduce(ReductionKind::Min, counts, axes, false)?;
+    let negative = c.binary_scalar(BinaryOp::Lt, min, Scalar::Int(0))?;
+    let count = c.select(negative, min, max)?;
     let zeros = c.full(Scalar::Int(0), DType::I64, vec![(limit + 1).into()])?;
     let zero = c.emit(what, Op::Take { axis: 0 }, &[zeros, count])?;
     c.binary(BinaryOp::Add, x, zero)
@@ -200,9 +200,9 @@ fn exchange_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult {
     };
     let y = c.slice(y, 0, 0.into(), capacity, 1)?;
     let offsets = sums_before(c, received, 0)?;
-    let both = with_offsets(c, received, offsets)?;
+    let sizes_and_offsets = with_offsets(c, received, offsets)?;
     c.set_result(0, y);
-    c.set_result(1, both);
+    c.set_result(1, sizes_and_offsets);
     Ok(())
 }
 
@@ -227,9 +227,9 @@ fn exchange_to_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
         )));
     }
     let local = chunks / n;
-    let all = c.collective(CollectiveKind::AllGather, group, sizes)?;
+    let all_sizes = c.collective(CollectiveKind::AllGather, group, sizes)?;
     // By the rank that sends, and the chunk.
-    let sent = c.reshape(all, vec![n.into(), chunks.into()])?;
+    let sent = c.reshape(all_sizes, vec![n.into(), chunks.into()])?;
     let starts = sums_before(c, sent, 1)?;
     let ends = c.binary(BinaryOp::Add, starts, sent)?;
     // By the rank that receives, its expert, and the rank that sends.
@@ -264,9 +264,9 @@ fn exchange_to_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let y = c.reshape(y, ty.shape)?;
     let own_sizes = of_this_rank(c, received, group)?;
     let own_offsets = of_this_rank(c, offsets, group)?;
-    let both = with_offsets(c, own_sizes, own_offsets)?;
+    let sizes_and_offsets = with_offsets(c, own_sizes, own_offsets)?;
     c.set_result(0, y);
-    c.set_result(1, both);
+    c.set_result(1, sizes_and_offsets);
     Ok(())
 }
 
@@ -332,8 +332,8 @@ fn slots_of_rows(
     let own_sizes = of_this_rank(c, received, group)?;
     let own_offsets = of_this_rank(c, offsets, group)?;
     let own_starts = of_this_rank(c, starts, group)?;
-    let found = chunks_of_rows(c, capacity, (own_sizes, own_offsets))?;
-    sources_of_rows(c, found, own_starts)
+    let row_chunks = chunks_of_rows(c, capacity, (own_sizes, own_offsets))?;
+    sources_of_rows(c, row_chunks, own_starts)
 }
 
 /// The row to which each token of each rank goes, as `[ranks * tokens, 1]`.
@@ -352,12 +352,12 @@ fn rows_of_tokens(
     let column = c.reshape(tokens_along, vec![1.into(), tokens.into(), 1.into()])?;
     let ends = c.unsqueeze(ends, 1)?;
     let passed = count_where(c, BinaryOp::Ge, column, ends)?;
-    let last = c.emit_dim(&(chunks - Dim::from(1)), DType::I64)?;
-    let chunk = c.binary(BinaryOp::Min, passed, last)?;
+    let last_chunk = c.emit_dim(&(chunks - Dim::from(1)), DType::I64)?;
+    let chunk = c.binary(BinaryOp::Min, passed, last_chunk)?;
     let target = at_last_axis(c, targets, chunk)?;
     let row = c.binary(BinaryOp::Add, target, tokens_along)?;
     let none = c.full(Scalar::Int(-1), DType::I64, vec![])?;
-    let inside = c.binary(BinaryOp::Le, passed, last)?;
+    let inside = c.binary(BinaryOp::Le, passed, last_chunk)?;
     let row = c.select(inside, row, none)?;
     c.reshape(row, vec![(n * tokens).into(), 1.into()])
 }
@@ -368,32 +368,35 @@ fn exchange_from_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (group, n) = known_group(c)?;
     let x = c.tensor("input")?;
     let out = c.tensor("out")?;
-    let both = c.tensor("in_splits_offsets")?;
-    expect_sizes(c, "in_splits_offsets", both)?;
+    let sizes_and_offsets = c.tensor("in_splits_offsets")?;
+    expect_sizes(c, "in_splits_offsets", sizes_and_offsets)?;
     expect_same_rows(c, x, out)?;
     c.ignore(&["out_splits_offsets"]);
     let tokens = fixed_extent(c, x, 0, "rows")?;
     let capacity = fixed_extent(c, out, 0, "rows of the result")?;
-    let chunks = fixed_extent(c, both, 1, "split sizes")?;
-    if chunks % n != 0 || c.rank(both) != 2 || c.extent(both, 0).as_const() != Some(2) {
-        let found = c.shape(both);
+    let chunks = fixed_extent(c, sizes_and_offsets, 1, "split sizes")?;
+    if chunks % n != 0
+        || c.rank(sizes_and_offsets) != 2
+        || c.extent(sizes_and_offsets, 0).as_const() != Some(2)
+    {
+        let shape = c.shape(sizes_and_offsets);
         return Err(RuleFailure::Invalid(format!(
-            "expected sizes and offsets as two rows of a multiple of {n} numbers, found {found:?}"
+            "expected sizes and offsets as two rows of a multiple of {n} numbers, found {shape:?}"
         )));
     }
     if !c.dtype(x).is_float() {
-        let found = c.dtype(x);
-        return Err(RuleFailure::Opaque(format!("rows of {found} are not supported")));
+        let dtype = c.dtype(x);
+        return Err(RuleFailure::Opaque(format!("rows of {dtype} are not supported")));
     }
     let local = chunks / n;
-    let all = c.collective(CollectiveKind::AllGather, group, both)?;
-    let all = c.reshape(all, vec![n.into(), 2.into(), local.into(), n.into()])?;
+    let gathered = c.collective(CollectiveKind::AllGather, group, sizes_and_offsets)?;
+    let gathered = c.reshape(gathered, vec![n.into(), 2.into(), local.into(), n.into()])?;
     // By the rank that receives, the rank that sends, and its expert.
     let mut arranged = Vec::with_capacity(2);
     for row in 0..2i64 {
-        let one = c.slice(all, 1, row.into(), 1.into(), 1)?;
-        let one = c.reshape(one, vec![n.into(), local.into(), n.into()])?;
-        arranged.push(c.permute(one, vec![2, 0, 1])?);
+        let table = c.slice(gathered, 1, row.into(), 1.into(), 1)?;
+        let table = c.reshape(table, vec![n.into(), local.into(), n.into()])?;
+        arranged.push(c.permute(table, vec![2, 0, 1])?);
     }
     let [sizes, sources] = arranged[..] else {
         return Err(RuleFailure::Invalid("expected sizes and offsets".into()));
@@ -401,29 +404,29 @@ fn exchange_from_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let zero = c.full(Scalar::Int(0), DType::I64, vec![])?;
     let has_rows = c.binary_scalar(BinaryOp::Ne, sizes, Scalar::Int(0))?;
     let first = c.select(has_rows, sources, zero)?;
-    let last = c.binary(BinaryOp::Add, first, sizes)?;
+    let source_ends = c.binary(BinaryOp::Add, first, sizes)?;
     let senders = ranks_along(c, n, tokens, 1, 3)?;
     let sources = c.binary(BinaryOp::Add, sources, senders)?;
     let sizes = of_this_rank(c, sizes, group)?;
     let sources = of_this_rank(c, sources, group)?;
     let sizes = c.reshape(sizes, vec![chunks.into()])?;
     let offsets = sums_before(c, sizes, 0)?;
-    let found = chunks_of_rows(c, capacity, (sizes, offsets))?;
-    let rows = sources_of_rows(c, found, sources)?;
+    let row_chunks = chunks_of_rows(c, capacity, (sizes, offsets))?;
+    let rows = sources_of_rows(c, row_chunks, sources)?;
     let ends = c.binary(BinaryOp::Add, offsets, sizes)?;
     let rows = check_counts(c, "rows_within_capacity", rows, ends, capacity)?;
     let rows = check_counts(c, "rows_of_chunk", rows, sizes, capacity)?;
     let rows = check_counts(c, "offset_within_operand", rows, first, tokens)?;
-    let rows = check_counts(c, "rows_within_operand", rows, last, tokens)?;
+    let rows = check_counts(c, "rows_within_operand", rows, source_ends, tokens)?;
     let rows = c.unsqueeze(rows, 1)?;
     let ty = c.ty(out).clone();
     let flat_x = flat_rows(c, x)?;
     let flat = TensorType::new(ty.dtype, vec![capacity.into(), c.extent(flat_x, 1)]);
     let y = collective(c, CollectiveKind::CombineRows, group, &[flat_x, rows], flat)?;
     let y = c.reshape(y, ty.shape)?;
-    let both = with_offsets(c, sizes, offsets)?;
+    let sizes_and_offsets = with_offsets(c, sizes, offsets)?;
     c.set_result(0, y);
-    c.set_result(1, both);
+    c.set_result(1, sizes_and_offsets);
     Ok(())
 }
 
@@ -434,9 +437,9 @@ fn reduce_to_roots(c: &mut OpCall<'_, '_>, tiles: &[ValueId], roots: &[i64]) -> 
     let distinct: std::collections::BTreeSet<i64> = roots.iter().copied().collect();
     let fits = distinct.len() == roots.len() && roots.iter().all(|root| (0..n).contains(root));
     if !fits || tiles.len() != roots.len() {
-        let found = tiles.len();
+        let tile_count = tiles.len();
         return Err(RuleFailure::Invalid(format!(
-            "expected a different root below {n} for each tile, found the roots {roots:?} of {found} tiles"
+            "expected a different root below {n} for each tile, found the roots {roots:?} of {tile_count} tiles"
         )));
     }
     for tile in tiles {
@@ -460,8 +463,8 @@ fn reduce_to_roots(c: &mut OpCall<'_, '_>, tiles: &[ValueId], roots: &[i64]) -> 
     let mut y = out;
     for (tile, root) in tiles.iter().zip(roots) {
         let sum = all_reduce(c, *tile)?;
-        let here = c.binary_scalar(BinaryOp::Eq, own, Scalar::Int(*root))?;
-        y = c.select(here, sum, y)?;
+        let is_root = c.binary_scalar(BinaryOp::Eq, own, Scalar::Int(*root))?;
+        y = c.select(is_root, sum, y)?;
     }
     c.set_result(0, y);
     Ok(())
@@ -488,21 +491,23 @@ fn reduce_blocks(c: &mut OpCall<'_, '_>) -> RuleResult {
         let blocks = starts.zip(ends.iter().copied()).zip(&ranks);
         blocks.filter(|(_, to)| **to == rank).map(|(block, _)| block).collect()
     };
-    let all: Vec<Vec<(i64, i64)>> = (0..n).map(blocks_of).collect();
+    let blocks_by_rank: Vec<Vec<(i64, i64)>> = (0..n).map(blocks_of).collect();
     let equal =
         |a: &(i64, i64), b: &(i64, i64)| a.1 - a.0 == b.1 - b.0 && a.1 >= a.0 && a.0 >= 0 && a.1 <= extent;
     let fits = ranks.len() == ends.len()
-        && all.iter().all(|own| own.len() == out.len() && own.iter().zip(&all[0]).all(|(a, b)| equal(a, b)));
+        && blocks_by_rank.iter().all(|own| {
+            own.len() == out.len() && own.iter().zip(&blocks_by_rank[0]).all(|(a, b)| equal(a, b))
+        });
     if !fits {
-        let found = out.len();
+        let result_count = out.len();
         return Err(RuleFailure::Invalid(format!(
             "expected as many blocks of the same sizes for each of {n} ranks, found blocks that end at {ends:?}, the \
-             destinations {ranks:?} and {found} results"
+             destinations {ranks:?} and {result_count} results"
         )));
     }
     for (j, result) in out.iter().enumerate() {
-        let mut stacked = Vec::with_capacity(all.len());
-        for own in &all {
+        let mut stacked = Vec::with_capacity(blocks_by_rank.len());
+        for own in &blocks_by_rank {
             let (start, end) = own[j];
             let block = c.slice(x, axis, start.into(), (end - start).into(), 1)?;
             expect_same_type(c, block, *result)?;
@@ -627,8 +632,9 @@ fn batch_of_sends(c: &mut OpCall<'_, '_>) -> RuleResult {
 /// The sender and the receiver of a send on each rank.
 fn pairs_of_send(peers: &[Vec<Option<i64>>], send: usize) -> RuleResult<Vec<(u32, u32)>> {
     let pairs = peers.iter().enumerate().map(|(from, list)| {
-        let to = u32::try_from(list[send]?).ok().filter(|to| (*to as usize) < peers.len())?;
-        Some((from as u32, to))
+        let receiver =
+            u32::try_from(list[send]?).ok().filter(|receiver| (*receiver as usize) < peers.len())?;
+        Some((from as u32, receiver))
     });
     let pairs: Option<Vec<_>> = pairs.collect();
     pairs.ok_or_else(|| RuleFailure::Invalid(format!("expected a known rank for send {send} on each rank")))
@@ -639,8 +645,8 @@ fn one_send(c: &mut OpCall<'_, '_>) -> RuleResult {
         || Ok(format!("a receive from rank {}", c.int_or("src", -1)?)),
         |to| Ok(format!("a send to rank {to}")),
     );
-    let found: String = peer.map_err(|e: RuleFailure| e)?;
+    let description: String = peer.map_err(|e: RuleFailure| e)?;
     Err(RuleFailure::Invalid(format!(
-        "expected sends and receives of all ranks together, as `batch_p2p_ops` has them, found {found}"
+        "expected sends and receives of all ranks together, as `batch_p2p_ops` has them, found {description}"
     )))
 }

@@ -78,8 +78,8 @@ fn read_integer(c: &mut OpCall<'_, '_>) -> RuleResult {
         return Err(RuleFailure::Opaque("it reads a number that depends on data, and is no integer".into()));
     };
     if c.dtype(x).is_float() {
-        let found = c.dtype(x);
-        return Err(RuleFailure::Invalid(format!("expected an integer tensor, found {found}")));
+        let dtype = c.dtype(x);
+        return Err(RuleFailure::Invalid(format!("expected an integer tensor, found {dtype}")));
     }
     let x = c.reshape(x, vec![])?;
     let mut value = c.cast(x, DType::I64)?;
@@ -100,7 +100,7 @@ fn sym_size(c: &mut OpCall<'_, '_>) -> RuleResult {
     let Some(Argument::SymInt(result)) = c.node.outputs.first() else { return Ok(()) };
     let (Some(name), Some(_)) = (&result.as_name, c.get("dim")) else { return Ok(()) };
     let axis = c.axis("dim", c.rank(x))?;
-    let found = c.ty(x).shape.get(axis).cloned().unwrap_or(1.into());
+    let extent = c.ty(x).shape.get(axis).cloned().unwrap_or(1.into());
     let Some(value) = c.lowering.scope.graph.sym_int_values.get(&**name) else {
         return Err(RuleFailure::Invalid(format!(
             "expected an entry in sym_int_values for `{}`, found none",
@@ -115,41 +115,41 @@ fn sym_size(c: &mut OpCall<'_, '_>) -> RuleResult {
     if c.lowering.symbols.data.depends_on_data(&declared) {
         let expected = c.lowering.symbols.data.display(&declared);
         return Err(RuleFailure::Invalid(format!(
-            "expected an extent of `{expected}`, which depends on data, found {found:?}"
+            "expected an extent of `{expected}`, which depends on data, found {extent:?}"
         )));
     }
-    let (low, high) = c.dim_bounds(&(found.clone() - declared.clone()));
+    let (low, high) = c.dim_bounds(&(extent.clone() - declared.clone()));
     if low > 0 || high < 0 {
-        return Err(RuleFailure::Invalid(format!("expected an extent of {declared:?}, found {found:?}")));
+        return Err(RuleFailure::Invalid(format!("expected an extent of {declared:?}, found {extent:?}")));
     }
-    c.require_equal("extent", &found, &declared)
+    c.require_equal("extent", &extent, &declared)
 }
 
 fn assert_metadata(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore(&["stride"]);
     let x = c.first_tensor()?;
-    let found = c.ty(x).clone();
+    let ty = c.ty(x).clone();
     if let Some(Argument::ScalarType(code)) = c.get("dtype") {
-        let fits = dtype::from_schema(*code).is_ok_and(|d: DType| d == found.dtype);
+        let fits = dtype::from_schema(*code).is_ok_and(|d: DType| d == ty.dtype);
         if !fits {
             let expected = dtype::from_schema(*code).map_or_else(|name| name, |d| d.to_string());
             return Err(RuleFailure::Invalid(format!(
                 "it asserts a dtype of {expected}, found {}",
-                found.dtype
+                ty.dtype
             )));
         }
     }
     let Some(size) = c.opt_dims("size")? else { return Ok(()) };
-    let agree = size.len() == found.rank()
-        && size.iter().zip(&found.shape).all(|(a, b)| {
+    let agree = size.len() == ty.rank()
+        && size.iter().zip(&ty.shape).all(|(a, b)| {
             let (low, high) = c.dim_bounds(&(a.clone() - b.clone()));
             low <= 0 && high >= 0
         });
     if agree {
-        let mut pairs = size.iter().zip(&found.shape);
+        let mut pairs = size.iter().zip(&ty.shape);
         return pairs.try_for_each(|(expected, found)| c.require_equal("size", found, expected));
     }
-    Err(RuleFailure::Invalid(format!("it asserts a size of {size:?}, found {:?}", found.shape)))
+    Err(RuleFailure::Invalid(format!("it asserts a size of {size:?}, found {:?}", ty.shape)))
 }
 
 fn assert_scalar(c: &mut OpCall<'_, '_>) -> RuleResult {

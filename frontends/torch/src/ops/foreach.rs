@@ -174,9 +174,10 @@ fn adam(c: &mut OpCall<'_, '_>, decay: Decay) -> RuleResult {
             let d = c.binary(BinaryOp::Mul, x, d)?;
             x = c.binary(BinaryOp::Sub, x, d)?;
         }
-        let seen = effective_gradient(c, x, g, if decay == Decay::Gradient { weight_decay } else { 0.0 })?;
-        let m = weighted_sum(c, beta1, m, 1.0 - beta1, seen)?;
-        let square = c.binary(BinaryOp::Mul, seen, seen)?;
+        let effective =
+            effective_gradient(c, x, g, if decay == Decay::Gradient { weight_decay } else { 0.0 })?;
+        let m = weighted_sum(c, beta1, m, 1.0 - beta1, effective)?;
+        let square = c.binary(BinaryOp::Mul, effective, effective)?;
         let v = weighted_sum(c, beta2, v, 1.0 - beta2, square)?;
         let step = c.cast(step, DType::F64)?;
         let first = bias_correction(c, beta1, step)?;
@@ -203,8 +204,8 @@ fn adam(c: &mut OpCall<'_, '_>, decay: Decay) -> RuleResult {
         let moved = c.binary(BinaryOp::Div, m, root)?;
         let moved = c.binary(BinaryOp::Mul, moved, size)?;
         let x = c.binary(BinaryOp::Sub, x, moved)?;
-        for (at, value) in [(0, x), (1, g), (2, m), (3, v)] {
-            c.set_result(at * count + i, value);
+        for (result, value) in [(0, x), (1, g), (2, m), (3, v)] {
+            c.set_result(result * count + i, value);
         }
     }
     Ok(())
@@ -238,12 +239,16 @@ fn sgd(c: &mut OpCall<'_, '_>) -> RuleResult {
             return Err(RuleFailure::Invalid("expected a gradient for each parameter, found none".into()));
         };
         let lr = learning_rate(c, c.dtype(x))?;
-        let seen = effective_gradient(c, x, g, weight_decay)?;
-        let mut direction = seen;
+        let effective = effective_gradient(c, x, g, weight_decay)?;
+        let mut direction = effective;
         if let Some(buffer) = buffer.filter(|_| momentum != 0.0) {
-            let buffer = if first { seen } else { weighted_sum(c, momentum, buffer, 1.0 - dampening, seen)? };
+            let buffer = if first {
+                effective
+            } else {
+                weighted_sum(c, momentum, buffer, 1.0 - dampening, effective)?
+            };
             c.set_result(2 * count + i, buffer);
-            direction = if nesterov { weighted_sum(c, 1.0, seen, momentum, buffer)? } else { buffer };
+            direction = if nesterov { weighted_sum(c, 1.0, effective, momentum, buffer)? } else { buffer };
         } else if let Some(buffer) = buffer {
             c.set_result(2 * count + i, buffer);
         }

@@ -61,8 +61,8 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
             return Err(RuleFailure::Opaque("the number of classes depends on data".into()));
         }
         let x = c.unsqueeze(x, c.rank(x))?;
-        let all = c.iota(classes.into(), 0, 1, c.dtype(x))?;
-        let y = c.binary(BinaryOp::Eq, x, all)?;
+        let class_ids = c.iota(classes.into(), 0, 1, c.dtype(x))?;
+        let y = c.binary(BinaryOp::Eq, x, class_ids)?;
         c.cast(y, DType::I64)
     }),
 ];
@@ -122,9 +122,9 @@ pub(super) fn resolve_indexing(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult
         axes.push(axis);
     }
     let together = axes.windows(2).all(|w| w[0] + 1 == w[1]);
-    let rest = (0..c.rank(x)).filter(|a| !axes.contains(a));
+    let other_axes = (0..c.rank(x)).filter(|a| !axes.contains(a));
     let perm: Vec<usize> =
-        if together { (0..c.rank(x)).collect() } else { axes.iter().copied().chain(rest).collect() };
+        if together { (0..c.rank(x)).collect() } else { axes.iter().copied().chain(other_axes).collect() };
     let axis = if together { axes.first().copied().unwrap_or(0) } else { 0 };
     let x = c.permute(x, perm.clone())?;
     Ok(AdvancedIndexing { x, axis, indices, perm })

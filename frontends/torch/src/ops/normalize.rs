@@ -39,8 +39,8 @@ fn softmax_of(c: &mut OpCall<'_, '_>, x: ValueId, log: bool) -> EmitResult {
     let shape = c.shape(x);
     let axis = c.axis("dim", shape.len())?;
     if shape.is_empty() {
-        let one = c.reshape(x, vec![1.into()])?;
-        let y = c.emit("softmax", Op::Softmax { axis: 0, log }, &[one])?;
+        let vector = c.reshape(x, vec![1.into()])?;
+        let y = c.emit("softmax", Op::Softmax { axis: 0, log }, &[vector])?;
         return c.reshape(y, shape);
     }
     c.emit("softmax", Op::Softmax { axis, log }, &[x])
@@ -243,9 +243,9 @@ fn batch_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
             // The value saved for a gradient is empty, or the statistic that was used.
             let declared = c.declared_result_type(result)?;
             let is_nothing = declared.numel().as_const() == Some(0);
-            let kept =
+            let statistic =
                 if is_nothing { c.full(Scalar::Int(0), declared.dtype, declared.shape)? } else { saved };
-            c.set_result(result, kept);
+            c.set_result(result, statistic);
         }
     }
     let mut steps = vec![(BinaryOp::Sub, Some(mean)), (BinaryOp::Mul, Some(scale))];

@@ -102,8 +102,8 @@ fn reduce_with_index(c: &mut OpCall<'_, '_>, op: ReductionKind, arg: ArgOp) -> R
     }
     let y = c.reduce(op, x, vec![axis], keep)?;
     if c.is_result_read(1) {
-        let at = c.arg_reduce(arg, x, axis, keep)?;
-        c.set_result(1, at);
+        let index = c.arg_reduce(arg, x, axis, keep)?;
+        c.set_result(1, index);
     }
     c.set_only_result(y)
 }
@@ -149,9 +149,9 @@ fn variance(c: &mut OpCall<'_, '_>, root: bool) -> RuleResult {
             None => {
                 // Too few elements give 0 / 0, which is NaN.
                 let count = c.emit_dim(&n, c.dtype(y))?;
-                let left = c.binary_float(BinaryOp::Sub, count, correction)?;
-                let left = c.binary_float(BinaryOp::Max, left, 0.0)?;
-                let factor = c.binary(BinaryOp::Div, count, left)?;
+                let degrees = c.binary_float(BinaryOp::Sub, count, correction)?;
+                let degrees = c.binary_float(BinaryOp::Max, degrees, 0.0)?;
+                let factor = c.binary(BinaryOp::Div, count, degrees)?;
                 c.binary(BinaryOp::Mul, y, factor)?
             }
         };
@@ -174,13 +174,13 @@ fn log_sum_exp(c: &mut OpCall<'_, '_>) -> EmitResult {
     if axes.is_empty() {
         return Ok(x);
     }
-    let mut kept = c.shape(x);
-    let has_none = axes.iter().any(|&a| kept[a].as_const() == Some(0));
+    let mut shape = c.shape(x);
+    let has_none = axes.iter().any(|&a| shape[a].as_const() == Some(0));
     let zero = c.full(Scalar::Int(0), c.dtype(x), vec![])?;
     let shift = if has_none {
         // There is no largest element of an empty axis. The result is the logarithm of 0.
-        axes.iter().for_each(|&a| kept[a] = 1.into());
-        c.expand(zero, kept)?
+        axes.iter().for_each(|&a| shape[a] = 1.into());
+        c.expand(zero, shape)?
     } else {
         let max = c.reduce(ReductionKind::Max, x, axes.clone(), true)?;
         // If all elements are minus infinity, the shift must stay finite.
@@ -210,12 +210,12 @@ fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
     }
     let types = vec![TensorType::new(c.dtype(x), shape.clone()), TensorType::new(DType::I64, shape)];
     let op = Op::TopK { axis, largest };
-    let both = match c.emit_adapted("topk", &op, &[x], Some(&types))? {
-        Some(both) => both,
+    let outputs = match c.emit_adapted("topk", &op, &[x], Some(&types))? {
+        Some(outputs) => outputs,
         None => c.emit_plain("topk", op, &[x], Some(&types))?,
     };
-    c.set_result(1, both[1]);
-    c.set_only_result(both[0])
+    c.set_result(1, outputs[1]);
+    c.set_only_result(outputs[0])
 }
 
 /// Sets the results to the element of a tensor without axes, and its position 0.
@@ -241,8 +241,8 @@ fn sort_with_positions(c: &mut OpCall<'_, '_>) -> RuleResult<(ValueId, ValueId)>
     if c.rank(x) == 0 {
         return Ok((x, c.full(Scalar::Int(0), DType::I64, vec![])?));
     }
-    let both = c.emit_all("sort", Op::Sort { axis, descending }, &[x])?;
-    Ok((both[0], both[1]))
+    let outputs = c.emit_all("sort", Op::Sort { axis, descending }, &[x])?;
+    Ok((outputs[0], outputs[1]))
 }
 
 /// The largest extent of an axis of a cumulative product. Each doubling is one more pass over the operand.
@@ -263,10 +263,10 @@ fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
         return Ok(x);
     }
     let n = c.extent(x, axis);
-    let most = c.dim_bounds(&n).1;
-    if most > MAX_FACTORS {
+    let max_elements = c.dim_bounds(&n).1;
+    if max_elements > MAX_FACTORS {
         return Err(RuleFailure::Opaque(format!(
-            "the axis may have {most} elements, more than {MAX_FACTORS}"
+            "the axis may have {max_elements} elements, more than {MAX_FACTORS}"
         )));
     }
     // PyTorch computes the intermediate products in a wider dtype.
@@ -276,17 +276,17 @@ fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
         other => other,
     };
     let mut y = c.cast(x, wide)?;
-    let one = c.full(Scalar::Int(1), wide, vec![])?;
+    let unit = c.full(Scalar::Int(1), wide, vec![])?;
     let mut column = vec![Dim::from(1); c.rank(x) - axis];
     let mut distance = 1;
-    while distance < most {
+    while distance < max_elements {
         let from = c.iota(n.clone(), -distance, 1, DType::I64)?;
         let index = c.binary_scalar(BinaryOp::Max, from, Scalar::Int(0))?;
         let before = c.emit("take", Op::Take { axis }, &[y, index])?;
         let is_there = c.binary_scalar(BinaryOp::Ge, from, Scalar::Int(0))?;
         column[0] = n.clone();
         let is_there = c.reshape(is_there, column.clone())?;
-        let factor = c.select(is_there, before, one)?;
+        let factor = c.select(is_there, before, unit)?;
         y = c.binary(BinaryOp::Mul, y, factor)?;
         distance *= 2;
     }
@@ -329,10 +329,10 @@ fn histogram(c: &mut OpCall<'_, '_>) -> EmitResult {
     let bin = c.binary(BinaryOp::Mul, bin, factor)?;
     let bin = c.unary(UnaryOp::Floor, bin)?;
     let at_end = c.binary(BinaryOp::Eq, column, high)?;
-    let last = c.full(Scalar::Int(bins - 1), DType::F64, vec![])?;
-    let bin = c.select(at_end, last, bin)?;
-    let all = c.iota(bins.into(), 0, 1, DType::F64)?;
-    let hit = c.binary(BinaryOp::Eq, bin, all)?;
+    let last_bin = c.full(Scalar::Int(bins - 1), DType::F64, vec![])?;
+    let bin = c.select(at_end, last_bin, bin)?;
+    let bin_ids = c.iota(bins.into(), 0, 1, DType::F64)?;
+    let hit = c.binary(BinaryOp::Eq, bin, bin_ids)?;
     let count = c.reduce(ReductionKind::Sum, hit, vec![0], false)?;
     c.cast(count, c.dtype(x))
 }

@@ -219,8 +219,8 @@ fn scatter_reduce(c: &mut OpCall<'_, '_>) -> EmitResult {
     let mut y = scatter_into(c, base, source, Some(combine))?;
     if c.opt_string("reduce")? == Some("mean") {
         let none = c.full(Scalar::Int(i64::from(takes_part)), dtype, c.shape(x))?;
-        let one = c.full(Scalar::Int(1), dtype, shape)?;
-        let count = scatter_into(c, none, one, Some(ReductionKind::Sum))?;
+        let ones = c.full(Scalar::Int(1), dtype, shape)?;
+        let count = scatter_into(c, none, ones, Some(ReductionKind::Sum))?;
         let count = c.binary_scalar(BinaryOp::Max, count, Scalar::Int(1))?;
         let op = if dtype.is_float() { BinaryOp::Div } else { BinaryOp::FloorDiv };
         y = c.binary(op, y, count)?;

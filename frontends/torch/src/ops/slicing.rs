@@ -140,8 +140,8 @@ fn rows_by_rank(
     axis: usize,
     step: i64,
 ) -> RuleResult<Option<(SliceRows, Dim)>> {
-    if let Some(found) = symbolic_rows(c, x, axis, step)? {
-        return Ok(Some(found));
+    if let Some(rows) = symbolic_rows(c, x, axis, step)? {
+        return Ok(Some(rows));
     }
     let start = c.ints_by_rank("start");
     let end = c.ints_by_rank("end");
@@ -153,9 +153,9 @@ fn rows_by_rank(
         )));
     };
     let raw = positions_by_rank(c, "start", 0, ranks)?;
-    let starts: Vec<i64> = raw.iter().map(|&at| limit_position(at, extent)).collect();
+    let starts: Vec<i64> = raw.iter().map(|&position| limit_position(position, extent)).collect();
     let ends = positions_by_rank(c, "end", i64::MAX, ranks)?;
-    let ends = ends.into_iter().map(|at| limit_position(at, extent));
+    let ends = ends.into_iter().map(|position| limit_position(position, extent));
     let lengths: Vec<u64> = starts
         .iter()
         .zip(ends)
@@ -260,21 +260,21 @@ fn constant_dims_by_rank(c: &OpCall<'_, '_>, name: &str, default: Dim, ranks: us
 /// An element of an axis at a position that differs between ranks.
 fn select_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> RuleResult<Option<ValueId>> {
     let Some(index) = index_by_rank(c, x, axis)? else { return Ok(None) };
-    let at = c.ints_by_rank("index").map_or(&[][..], |(_, at)| at);
-    let starts: Vec<Dim> = at.iter().map(|&i| Dim::from(i)).collect();
+    let indices = c.ints_by_rank("index").map_or(&[][..], |(_, indices)| indices);
+    let starts: Vec<Dim> = indices.iter().map(|&i| Dim::from(i)).collect();
     let positions = shards::shard_positions(&starts, &1.into(), &c.extent(x, axis));
-    let one = c.take_rank_slice(x, axis, index, positions)?;
-    c.drop_axis(one, axis).map(Some)
+    let slice = c.take_rank_slice(x, axis, index, positions)?;
+    c.drop_axis(slice, axis).map(Some)
 }
 
 /// An index that differs between ranks, as a tensor of one element.
 fn index_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> RuleResult<Option<ValueId>> {
-    let Some((index, at)) = c.ints_by_rank("index") else { return Ok(None) };
+    let Some((index, indices)) = c.ints_by_rank("index") else { return Ok(None) };
     let n = c.extent(x, axis);
-    let is_inside = n.as_const().is_some_and(|n| at.iter().all(|i| (0..n).contains(i)));
+    let is_inside = n.as_const().is_some_and(|n| indices.iter().all(|i| (0..n).contains(i)));
     if !is_inside {
         return Err(RuleFailure::Invalid(format!(
-            "an index that differs between ranks: expected integers from 0 to a known extent, found {at:?} of {n:?}"
+            "an index that differs between ranks: expected integers from 0 to a known extent, found {indices:?} of {n:?}"
         )));
     }
     let index = c.per_rank_input(index)?;
@@ -289,8 +289,8 @@ fn select_index(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize, index: Dim) -> 
     if low < 0 && c.dim_bounds(&start).1 < 0 || high <= 0 {
         return Err(RuleFailure::Invalid(format!("expected an index within {n:?}, found {start:?}")));
     }
-    let one = c.slice(x, axis, start, 1.into(), 1)?;
-    c.drop_axis(one, axis)
+    let slice = c.slice(x, axis, start, 1.into(), 1)?;
+    c.drop_axis(slice, axis)
 }
 
 fn lower_select(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -354,28 +354,31 @@ fn promote_tensors(c: &mut OpCall<'_, '_>, parts: Vec<ValueId>) -> RuleResult<Ve
 }
 
 fn concat(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let parts = c.tensors("tensors")?;
-    let parts = promote_tensors(c, parts)?;
+    let tensors = c.tensors("tensors")?;
+    let tensors = promote_tensors(c, tensors)?;
     // PyTorch accepts empty tensors of one axis next to any shape.
-    let not_empty: Vec<ValueId> =
-        parts.iter().copied().filter(|&p| c.rank(p) != 1 || c.ty(p).shape[0].as_const() != Some(0)).collect();
-    let parts = if not_empty.is_empty() { parts } else { not_empty };
-    let Some(&first) = parts.first() else {
+    let not_empty: Vec<ValueId> = tensors
+        .iter()
+        .copied()
+        .filter(|&p| c.rank(p) != 1 || c.ty(p).shape[0].as_const() != Some(0))
+        .collect();
+    let tensors = if not_empty.is_empty() { tensors } else { not_empty };
+    let Some(&first) = tensors.first() else {
         return Err(RuleFailure::Invalid("expected at least one tensor, found none".into()));
     };
     let axis = c.axis_or("dim", 0, c.rank(first))?;
-    c.concat(&parts, axis)
+    c.concat(&tensors, axis)
 }
 
 fn stack(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let parts = c.tensors("tensors")?;
-    let parts = promote_tensors(c, parts)?;
-    let Some(&first) = parts.first() else {
+    let tensors = c.tensors("tensors")?;
+    let tensors = promote_tensors(c, tensors)?;
+    let Some(&first) = tensors.first() else {
         return Err(RuleFailure::Invalid("expected at least one tensor, found none".into()));
     };
     let axis = c.axis_or("dim", 0, c.rank(first) + 1)?;
-    let parts = parts.into_iter().map(|p| c.unsqueeze(p, axis)).collect::<RuleResult<Vec<_>>>()?;
-    c.concat(&parts, axis)
+    let tensors = tensors.into_iter().map(|p| c.unsqueeze(p, axis)).collect::<RuleResult<Vec<_>>>()?;
+    c.concat(&tensors, axis)
 }
 
 fn repeat(c: &mut OpCall<'_, '_>, name: &str) -> EmitResult {
@@ -402,9 +405,9 @@ fn repeat_interleave(c: &mut OpCall<'_, '_>) -> EmitResult {
         return Err(RuleFailure::Opaque("the operand has no axis".into()));
     }
     let y = c.unsqueeze(x, axis + 1)?;
-    let mut all = c.shape(y);
-    all[axis + 1] = n.clone();
-    let y = c.expand(y, all)?;
+    let mut expanded = c.shape(y);
+    expanded[axis + 1] = n.clone();
+    let y = c.expand(y, expanded)?;
     shape[axis] = shape[axis].clone() * n;
     c.reshape(y, shape)
 }
@@ -434,8 +437,8 @@ fn repeat_by_counts(c: &mut OpCall<'_, '_>) -> EmitResult {
     let n = c.extent(counts, 0);
     let y = if c.is_data_size(&length) {
         // Rows after the last are unspecified, but indices all the same.
-        let last = c.emit_dim(&(n - Dim::from(1)), DType::I64)?;
-        c.binary(BinaryOp::Min, y, last)?
+        let last_position = c.emit_dim(&(n - Dim::from(1)), DType::I64)?;
+        c.binary(BinaryOp::Min, y, last_position)?
     } else {
         let total = if c.dim_bounds(&n).0 > 0 {
             c.slice(sums, 0, n.clone() - Dim::from(1), Dim::from(1), 1)?
@@ -457,13 +460,13 @@ fn check_constant_counts(c: &OpCall<'_, '_>, counts: ValueId, length: &Dim) -> R
         source = x;
     }
     let ValueDef::Input(input) = graph.values[source].def else { return Ok(()) };
-    let (Some(data), Some(found)) = (&graph.inputs[input].data, length.as_const()) else { return Ok(()) };
+    let (Some(data), Some(declared)) = (&graph.inputs[input].data, length.as_const()) else { return Ok(()) };
     let total: f64 = data.to_f64().iter().sum();
-    if total == found as f64 {
+    if total == declared as f64 {
         return Ok(());
     }
     Err(RuleFailure::Invalid(format!(
-        "expected {total} as `output_size`, the sum of the counts, found {found}"
+        "expected {total} as `output_size`, the sum of the counts, found {declared}"
     )))
 }
 
@@ -507,10 +510,10 @@ fn roll(c: &mut OpCall<'_, '_>) -> EmitResult {
             Some(n) => Dim::from(shift.checked_rem_euclid(n).unwrap_or(0)),
             None => Dim::from(shift).modulo(&n),
         };
-        let rest = n - shift.clone();
-        let tail = c.slice(y, axis, rest.clone(), shift.clone(), 1)?;
+        let head_length = n - shift.clone();
+        let tail = c.slice(y, axis, head_length.clone(), shift.clone(), 1)?;
         if shift.as_const() != Some(0) {
-            let head = c.slice(y, axis, 0.into(), rest, 1)?;
+            let head = c.slice(y, axis, 0.into(), head_length, 1)?;
             y = c.concat(&[tail, head], axis)?;
         }
     }
@@ -547,14 +550,14 @@ fn diff(c: &mut OpCall<'_, '_>) -> EmitResult {
     let mut x = c.first_tensor()?;
     let axis = c.axis_or("dim", -1, c.rank(x))?;
     let times = c.int_or("n", 1)?;
-    let parts = [c.opt_tensor("prepend")?, Some(x), c.opt_tensor("append")?];
+    let tensors = [c.opt_tensor("prepend")?, Some(x), c.opt_tensor("append")?];
     if times == 0 {
         return Ok(x);
     }
-    let parts: Vec<ValueId> = parts.into_iter().flatten().collect();
-    if parts.len() > 1 {
-        let parts = promote_tensors(c, parts)?;
-        x = c.concat(&parts, axis)?;
+    let tensors: Vec<ValueId> = tensors.into_iter().flatten().collect();
+    if tensors.len() > 1 {
+        let tensors = promote_tensors(c, tensors)?;
+        x = c.concat(&tensors, axis)?;
     }
     for _ in 0..times.clamp(0, 64) {
         let len = c.extent(x, axis) - Dim::from(1);
@@ -578,16 +581,16 @@ pub(crate) fn replace_slice(
     let len = c.extent(source, axis);
     let n = c.extent(x, axis);
     let end = start.clone() + len;
-    let mut parts = Vec::with_capacity(3);
+    let mut pieces = Vec::with_capacity(3);
     if start.as_const() != Some(0) {
-        parts.push(c.slice(x, axis, 0.into(), start, 1)?);
+        pieces.push(c.slice(x, axis, 0.into(), start, 1)?);
     }
-    parts.push(source);
-    let rest = n - end.clone();
-    if rest.as_const() != Some(0) {
-        parts.push(c.slice(x, axis, end, rest, 1)?);
+    pieces.push(source);
+    let tail_length = n - end.clone();
+    if tail_length.as_const() != Some(0) {
+        pieces.push(c.slice(x, axis, end, tail_length, 1)?);
     }
-    c.concat(&parts, axis)
+    c.concat(&pieces, axis)
 }
 
 fn slice_scatter(c: &mut OpCall<'_, '_>) -> EmitResult {

@@ -32,8 +32,8 @@ fn diagonal(c: &mut OpCall<'_, '_>) -> EmitResult {
     }
     let n = c.extent(x, first);
     let m = c.extent(x, second);
-    let others = (0..rank).filter(|&a| a != first && a != second);
-    let perm: Vec<usize> = others.chain([first, second]).collect();
+    let other_axes = (0..rank).filter(|&a| a != first && a != second);
+    let perm: Vec<usize> = other_axes.chain([first, second]).collect();
     let x = c.permute(x, perm)?;
     let row = offset.min(0).saturating_neg();
     let column = offset.max(0);
@@ -80,10 +80,10 @@ fn unfold(c: &mut OpCall<'_, '_>) -> EmitResult {
     }
     let count = beyond.floor_div(&step.into()) + Dim::from(1);
     let y = if size == step {
-        let whole = c.slice(x, axis, 0.into(), count.clone() * Dim::from(size), 1)?;
+        let covered = c.slice(x, axis, 0.into(), count.clone() * Dim::from(size), 1)?;
         let mut shape = c.shape(x);
         shape.splice(axis..=axis, [count, size.into()]);
-        c.reshape(whole, shape)?
+        c.reshape(covered, shape)?
     } else {
         let from = c.iota(count, 0, step, DType::I64)?;
         let from = c.unsqueeze(from, 1)?;
@@ -132,9 +132,9 @@ fn as_strided(c: &mut OpCall<'_, '_>) -> EmitResult {
         return Ok(y);
     }
     let steps = axes.iter().map(|a| (a.size.clone() - Dim::from(1)) * a.stride.clone());
-    let last = steps.fold(offset.clone(), |a, b| a + b);
+    let last_element = steps.fold(offset.clone(), |a, b| a + b);
     let low = axes.iter().map(|a| c.dim_bounds(&a.stride).0).chain([c.dim_bounds(&offset).0]).min();
-    if low.is_none_or(|low| low < 0) || c.dim_bounds(&(c.extent(x, 0) - last)).0 < 1 {
+    if low.is_none_or(|low| low < 0) || c.dim_bounds(&(c.extent(x, 0) - last_element)).0 < 1 {
         return Err(RuleFailure::Opaque("the view may reach beyond the operand".into()));
     }
     let y = take_strided(c, x, &offset, &axes)?;

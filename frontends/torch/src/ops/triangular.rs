@@ -17,7 +17,7 @@ fn solve(c: &mut OpCall<'_, '_>) -> EmitResult {
     let a = c.first_tensor()?;
     let b = c.tensor("B")?;
     let upper = c.bool_or("upper", false)?;
-    let left = c.bool_or("left", true)?;
+    let is_left = c.bool_or("left", true)?;
     let unit = c.bool_or("unitriangular", false)?;
     let rank = c.rank(a);
     if rank < 2 || c.rank(b) < 2 || c.extent(a, rank - 2) != c.extent(a, rank - 1) {
@@ -39,7 +39,7 @@ fn solve(c: &mut OpCall<'_, '_>) -> EmitResult {
     let lower = if upper { c.transposed(a)? } else { a };
     let inverse = invert_lower_triangular(c, lower, n, unit)?;
     let inverse = if upper { c.transposed(inverse)? } else { inverse };
-    let y = if left { c.matmul(inverse, b)? } else { c.matmul(b, inverse)? };
+    let y = if is_left { c.matmul(inverse, b)? } else { c.matmul(b, inverse)? };
     Ok(y)
 }
 
@@ -71,14 +71,14 @@ fn invert_diagonal(c: &mut OpCall<'_, '_>, a: ValueId, n: i64, extent: i64, unit
     if unit {
         return diagonal_ones(c, a, extent);
     }
-    let whole = blocks(c, a, extent, 1)?;
-    let some = c.slice(whole, 1, 0.into(), n.into(), 1)?;
+    let all_blocks = blocks(c, a, extent, 1)?;
+    let some = c.slice(all_blocks, 1, 0.into(), n.into(), 1)?;
     let some = c.unary(UnaryOp::Reciprocal, some)?;
     if n == extent {
         return Ok(some);
     }
-    let rest = diagonal_ones(c, a, extent - n)?;
-    c.concat(&[some, rest], 1)
+    let ones = diagonal_ones(c, a, extent - n)?;
+    c.concat(&[some, ones], 1)
 }
 
 fn diagonal_ones(c: &mut OpCall<'_, '_>, a: ValueId, count: i64) -> EmitResult {
@@ -107,16 +107,16 @@ fn double_block_size(
     size: i64,
 ) -> EmitResult {
     let count = extent / (2 * size);
-    let whole = blocks(c, a, extent, 2 * size)?;
-    let below = c.slice(whole, 2, size.into(), size.into(), 1)?;
+    let double_blocks = blocks(c, a, extent, 2 * size)?;
+    let below = c.slice(double_blocks, 2, size.into(), size.into(), 1)?;
     let below = c.slice(below, 3, 0.into(), size.into(), 1)?;
-    let one = c.slice(done, 1, 0.into(), count.into(), 2)?;
-    let other = c.slice(done, 1, 1.into(), count.into(), 2)?;
-    let corner = c.matmul(below, one)?;
-    let corner = c.matmul(other, corner)?;
+    let even = c.slice(done, 1, 0.into(), count.into(), 2)?;
+    let odd = c.slice(done, 1, 1.into(), count.into(), 2)?;
+    let corner = c.matmul(below, even)?;
+    let corner = c.matmul(odd, corner)?;
     let corner = c.binary_scalar(BinaryOp::Mul, corner, Scalar::Int(-1))?;
-    let nothing = c.full(Scalar::Int(0), c.dtype(a), c.shape(one))?;
-    let above = c.concat(&[one, nothing], 3)?;
-    let below = c.concat(&[corner, other], 3)?;
+    let nothing = c.full(Scalar::Int(0), c.dtype(a), c.shape(even))?;
+    let above = c.concat(&[even, nothing], 3)?;
+    let below = c.concat(&[corner, odd], 3)?;
     c.concat(&[above, below], 2)
 }

@@ -46,11 +46,11 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.expand_copy", "expand", expand),
     row("aten.expand_as", "expand", expand_as),
     row_of_results("aten.broadcast_tensors", "expand", |c| {
-        let parts = c.tensors("tensors")?;
-        let shapes: Vec<Vec<Dim>> = parts.iter().map(|&p| c.shape(p)).collect();
+        let tensors = c.tensors("tensors")?;
+        let shapes: Vec<Vec<Dim>> = tensors.iter().map(|&p| c.shape(p)).collect();
         let shapes: Vec<&[Dim]> = shapes.iter().map(Vec::as_slice).collect();
         let shape = symmc_ir::infer::broadcast_shapes(&shapes).map_err(RuleFailure::Invalid)?;
-        for (i, p) in parts.into_iter().enumerate() {
+        for (i, p) in tensors.into_iter().enumerate() {
             let y = c.expand(p, shape.clone())?;
             c.set_result(i, y);
         }
@@ -69,8 +69,8 @@ fn reshape(c: &mut OpCall<'_, '_>, name: &str) -> EmitResult {
 
 fn reshape_as(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
-    let other = c.tensor("other")?;
-    c.reshape(x, c.shape(other))
+    let template = c.tensor("other")?;
+    c.reshape(x, c.shape(template))
 }
 
 fn view_dtype(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -85,19 +85,19 @@ fn flatten(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let shape = c.shape(x);
     let first = c.axis_or("start_dim", 0, shape.len())?;
-    let last = c.axis_or("end_dim", -1, shape.len())?;
+    let last_axis = c.axis_or("end_dim", -1, shape.len())?;
     if shape.is_empty() {
         let y = c.reshape(x, vec![1.into()])?;
         return Ok(y);
     }
-    if first > last {
+    if first > last_axis {
         return Err(RuleFailure::Invalid(format!(
-            "expected start_dim before end_dim, found {first} and {last}"
+            "expected start_dim before end_dim, found {first} and {last_axis}"
         )));
     }
     let mut flat = shape[..first].to_vec();
-    flat.push(extent_product(&shape[first..=last]));
-    flat.extend_from_slice(&shape[last + 1..]);
+    flat.push(extent_product(&shape[first..=last_axis]));
+    flat.extend_from_slice(&shape[last_axis + 1..]);
     c.reshape(x, flat)
 }
 
@@ -120,9 +120,9 @@ fn squeeze(c: &mut OpCall<'_, '_>) -> EmitResult {
         }
         None => (0..shape.len()).collect(),
     };
-    let kept =
+    let kept_axes =
         shape.into_iter().enumerate().filter(|(a, extent)| !axes.contains(a) || extent.as_const() != Some(1));
-    c.reshape(x, kept.map(|(_, extent)| extent).collect())
+    c.reshape(x, kept_axes.map(|(_, extent)| extent).collect())
 }
 
 fn unsqueeze(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -165,17 +165,18 @@ fn move_axes(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let rank = c.rank(x);
     let from = resolve_axes(c, "source", rank)?;
-    let to = resolve_axes(c, "destination", rank)?;
+    let destinations = resolve_axes(c, "destination", rank)?;
     let mut slots = vec![None; rank];
-    for (&s, &d) in from.iter().zip(&to) {
+    for (&s, &d) in from.iter().zip(&destinations) {
         if let Some(slot) = slots.get_mut(d) {
             *slot = Some(s);
         }
     }
-    let mut rest = (0..rank).filter(|a| !from.contains(a));
-    let perm: Option<Vec<usize>> = slots.into_iter().map(|s| s.or_else(|| rest.next())).collect();
-    let perm = perm
-        .ok_or_else(|| RuleFailure::Invalid(format!("expected distinct axes, found {from:?} to {to:?}")))?;
+    let mut other_axes = (0..rank).filter(|a| !from.contains(a));
+    let perm: Option<Vec<usize>> = slots.into_iter().map(|s| s.or_else(|| other_axes.next())).collect();
+    let perm = perm.ok_or_else(|| {
+        RuleFailure::Invalid(format!("expected distinct axes, found {from:?} to {destinations:?}"))
+    })?;
     c.permute(x, perm)
 }
 
@@ -206,24 +207,24 @@ fn expand(c: &mut OpCall<'_, '_>) -> EmitResult {
 
 fn expand_as(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
-    let other = c.tensor("other")?;
-    c.expand(x, c.shape(other))
+    let template = c.tensor("other")?;
+    c.expand(x, c.shape(template))
 }
 
 /// Vectors as the coordinates of a grid. Vector `i` varies along axis `i`; with `xy` indexing the first two
 /// axes are swapped.
 fn mesh_grid(c: &mut OpCall<'_, '_>) -> RuleResult {
-    let parts = c.tensors("tensors")?;
-    let swapped = c.opt_string("indexing")? == Some("xy") && parts.len() >= 2;
-    let mut axes: Vec<usize> = (0..parts.len()).collect();
+    let tensors = c.tensors("tensors")?;
+    let swapped = c.opt_string("indexing")? == Some("xy") && tensors.len() >= 2;
+    let mut axes: Vec<usize> = (0..tensors.len()).collect();
     if swapped {
         axes.swap(0, 1);
     }
-    let mut shape = vec![Dim::from(1); parts.len()];
-    for (&axis, &p) in axes.iter().zip(&parts) {
+    let mut shape = vec![Dim::from(1); tensors.len()];
+    for (&axis, &p) in axes.iter().zip(&tensors) {
         shape[axis] = c.ty(p).numel();
     }
-    for (i, p) in parts.into_iter().enumerate() {
+    for (i, p) in tensors.into_iter().enumerate() {
         let mut line = vec![Dim::from(1); shape.len()];
         line[axes[i]] = c.ty(p).numel();
         let y = c.reshape(p, line)?;

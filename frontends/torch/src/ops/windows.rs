@@ -68,13 +68,14 @@ impl WindowGeometry {
         least: i64,
     ) -> RuleResult<Vec<i64>> {
         let n = self.kernel.len();
-        let given = non_empty_ints(c, name)?.unwrap_or_else(|| vec![default]);
-        let all = if let [one] = given.as_slice() { vec![*one; n] } else { given };
-        if all.len() != n || all.iter().any(|&v| v < least || v > i64::from(i32::MAX)) {
-            let message = format!("expected {n} integers of at least {least} as `{name}`, found {all:?}");
+        let values = non_empty_ints(c, name)?.unwrap_or_else(|| vec![default]);
+        let per_axis = if let [one] = values.as_slice() { vec![*one; n] } else { values };
+        if per_axis.len() != n || per_axis.iter().any(|&v| v < least || v > i64::from(i32::MAX)) {
+            let message =
+                format!("expected {n} integers of at least {least} as `{name}`, found {per_axis:?}");
             return Err(RuleFailure::Invalid(message));
         }
-        Ok(all)
+        Ok(per_axis)
     }
 
     pub fn elements(&self) -> i64 {
@@ -83,14 +84,14 @@ impl WindowGeometry {
 
     /// Extent, stride, padding and dilation of each axis.
     fn axis_parameters(&self) -> impl Iterator<Item = (i64, i64, i64, i64)> + '_ {
-        let both = self.kernel.iter().zip(&self.stride).zip(&self.padding).zip(&self.dilation);
-        both.map(|(((&k, &s), &p), &d)| (k, s, p, d))
+        let parameters = self.kernel.iter().zip(&self.stride).zip(&self.padding).zip(&self.dilation);
+        parameters.map(|(((&k, &s), &p), &d)| (k, s, p, d))
     }
 
     /// The extents of an operand with this number of windows, plus `further` elements after the last.
     pub fn covered_extents(&self, count: &[Dim], further: &[i64]) -> Vec<Dim> {
-        let all = self.axis_parameters().zip(count).zip(further);
-        let extents = all.map(|(((k, s, p, d), count), &further)| {
+        let axes = self.axis_parameters().zip(count).zip(further);
+        let extents = axes.map(|(((k, s, p, d), count), &further)| {
             (count.clone() - Dim::from(1)) * Dim::from(s) + Dim::from(window_span(k, d) + further - 2 * p)
         });
         extents.collect()
@@ -118,21 +119,21 @@ impl WindowGeometry {
                 continue;
             }
             // A window starts before the end of the operand, which includes the padding in front of it.
-            let whole = n.clone() + Dim::from(2 * p);
-            let mut last =
-                (whole.clone() - Dim::from(window_span(k, d)) + Dim::from(s - 1)).floor_div(&s.into());
+            let padded = n.clone() + Dim::from(2 * p);
+            let mut last_window =
+                (padded.clone() - Dim::from(window_span(k, d)) + Dim::from(s - 1)).floor_div(&s.into());
             if p.saturating_add(s) > window_span(k, d) {
                 let Some(n) = n.as_const() else {
                     return Err(RuleFailure::Opaque("the last windows may begin beyond the operand".into()));
                 };
-                last = last.min_with(&(n.saturating_add(p) - 1).div_euclid(s).into());
+                last_window = last_window.min_with(&(n.saturating_add(p) - 1).div_euclid(s).into());
             }
-            match (last.as_const(), whole.as_const()) {
-                (Some(..=0), Some(whole)) if d == 1 => {
-                    (self.kernel[i], self.stride[i]) = (k.min(whole), k.min(whole).max(1));
+            match (last_window.as_const(), padded.as_const()) {
+                (Some(..=0), Some(padded)) if d == 1 => {
+                    (self.kernel[i], self.stride[i]) = (k.min(padded), k.min(padded).max(1));
                 }
                 _ => {
-                    let beyond = last * Dim::from(s) + Dim::from(window_span(k, d)) - whole;
+                    let beyond = last_window * Dim::from(s) + Dim::from(window_span(k, d)) - padded;
                     self.beyond[i] =
                         if c.dim_bounds(&beyond).0 < 0 { beyond.max_with(&0.into()) } else { beyond };
                 }
@@ -171,15 +172,15 @@ fn window_columns_padded(
     let mut area = Vec::new();
     for (i, ((k, s, p, d), beyond)) in windows.axis_parameters().zip(&windows.beyond).enumerate() {
         let extent = c.extent(x, i + 2) + Dim::from(2 * p) + beyond.clone();
-        let left = extent.clone() - Dim::from(window_span(k, d));
-        if c.dim_bounds(&left).0 < 0 {
+        let room = extent.clone() - Dim::from(window_span(k, d));
+        if c.dim_bounds(&room).0 < 0 {
             let n = c.extent(x, i + 2);
             let reach = window_span(k, d);
             return Err(RuleFailure::Opaque(format!(
                 "{n:?} elements of an axis may be fewer than the {reach} of the kernel"
             )));
         }
-        extents.push(left.floor_div(&s.into()) + Dim::from(1));
+        extents.push(room.floor_div(&s.into()) + Dim::from(1));
         area.push(extent);
     }
     if windows.are_disjoint() {
@@ -222,18 +223,18 @@ fn window_slices(
     extents: &[Dim],
     of: impl Fn(i64) -> i64,
 ) -> EmitResult {
-    let mut all = Vec::new();
+    let mut slices = Vec::new();
     for element in 0..windows.elements() {
         let mut piece = x;
-        let mut rest = of(element);
+        let mut remaining = of(element);
         for (i, (k, s, _, d)) in windows.axis_parameters().enumerate().collect::<Vec<_>>().into_iter().rev() {
             let len = extents.get(i).cloned().unwrap_or(1.into());
-            piece = c.slice(piece, i + 2, ((rest % k) * d).into(), len, s)?;
-            rest /= k;
+            piece = c.slice(piece, i + 2, ((remaining % k) * d).into(), len, s)?;
+            remaining /= k;
         }
-        all.push(c.unsqueeze(piece, 1)?);
+        slices.push(c.unsqueeze(piece, 1)?);
     }
-    c.concat(&all, 1)
+    c.concat(&slices, 1)
 }
 
 /// Pads the operand with a number: `low` elements before, and as many after as the extents `area` require.
@@ -304,8 +305,8 @@ fn fold(c: &mut OpCall<'_, '_>) -> EmitResult {
     let n = windows.kernel.len();
     let channels = c.shape(x).iter().rev().nth(1).and_then(|rows| rows.exact_div(&count));
     let Some(channels) = channels.filter(|_| c.rank(x) <= 3 && area.len() == n) else {
-        let found = c.shape(x);
-        return Err(RuleFailure::Invalid(format!("expected a multiple of {count:?} rows, found {found:?}")));
+        let shape = c.shape(x);
+        return Err(RuleFailure::Invalid(format!("expected a multiple of {count:?} rows, found {shape:?}")));
     };
     let mut shape = vec![if is_batch { c.extent(x, 0) } else { 1.into() }, channels, count];
     let mut around = Vec::new();
@@ -343,11 +344,11 @@ fn place_element(
 ) -> EmitResult {
     let piece = c.slice(x, 2, element.into(), 1.into(), 1)?;
     let mut piece = c.drop_axis(piece, 2)?;
-    let mut rest = element;
+    let mut remaining = element;
     let mut low = vec![0; windows.kernel.len()];
     for (i, (k, s, _, d)) in windows.axis_parameters().enumerate().collect::<Vec<_>>().into_iter().rev() {
-        low[i] = (rest % k) * d;
-        rest /= k;
+        low[i] = (remaining % k) * d;
+        remaining /= k;
         piece = insert_zeros(c, piece, i + 2, s)?;
     }
     pad_operand(c, piece, &low, around.to_vec(), Scalar::Int(0))
@@ -427,8 +428,8 @@ fn divide_by_counts(
             *extent = extent.clone() + Dim::from(2 * std::mem::take(padding));
         }
     }
-    let one = c.full(Scalar::Int(1), c.dtype(y), shape)?;
-    let ones = window_columns(c, one, &counted)?;
+    let ones_area = c.full(Scalar::Int(1), c.dtype(y), shape)?;
+    let ones = window_columns(c, ones_area, &counted)?;
     let count = c.reduce(ReductionKind::Sum, ones, vec![1], false)?;
     c.binary(BinaryOp::Div, y, count)
 }
@@ -442,8 +443,8 @@ fn average_pool(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
     let area = c.shape(x).split_off(2);
     windows.apply_ceil_mode(c, &area)?;
     let x = c.cast(x, dtype.compute_dtype())?;
-    let all = window_columns(c, x, &windows)?;
-    let sum = c.reduce(ReductionKind::Sum, all, vec![1], false)?;
+    let columns = window_columns(c, x, &windows)?;
+    let sum = c.reduce(ReductionKind::Sum, columns, vec![1], false)?;
     let y = divide_by_counts(c, &windows, &area, sum)?;
     shape.truncate(shape.len().saturating_sub(n));
     shape.extend(c.shape(y).split_off(2));
@@ -465,8 +466,8 @@ fn average_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
     let gradient = flatten_to_one_channel(c, gradient, n)?;
     let gradient = c.cast(gradient, dtype.compute_dtype())?;
     let gradient = divide_by_counts(c, &windows, &area, gradient)?;
-    let all = transposed_columns(c, gradient, &windows, &area)?;
-    let sum = c.reduce(ReductionKind::Sum, all, vec![1], false)?;
+    let columns = transposed_columns(c, gradient, &windows, &area)?;
+    let sum = c.reduce(ReductionKind::Sum, columns, vec![1], false)?;
     let y = c.reshape(sum, shape)?;
     c.cast(y, dtype)
 }
@@ -484,16 +485,16 @@ fn max_pool(c: &mut OpCall<'_, '_>, n: usize) -> RuleResult {
     if !dtype.is_float() {
         return Err(RuleFailure::Opaque(format!("operands of {dtype} are not supported")));
     }
-    let all = window_columns_padded(c, x, &windows, Scalar::Float(FloatAttribute(f64::NEG_INFINITY)))?;
-    let y = c.reduce(ReductionKind::Max, all, vec![1], false)?;
+    let columns = window_columns_padded(c, x, &windows, Scalar::Float(FloatAttribute(f64::NEG_INFINITY)))?;
+    let y = c.reduce(ReductionKind::Max, columns, vec![1], false)?;
     let standing = c.shape(y).split_off(2);
     shape.truncate(shape.len().saturating_sub(n));
     shape.extend(standing.iter().cloned());
     if c.is_result_read(1) {
-        let element = c.arg_reduce(ArgOp::Max, all, 1, false)?;
-        let at = element_positions(c, &windows, &area, &standing, element)?;
-        let at = c.reshape(at, shape.clone())?;
-        c.set_result(1, at);
+        let element = c.arg_reduce(ArgOp::Max, columns, 1, false)?;
+        let positions = element_positions(c, &windows, &area, &standing, element)?;
+        let positions = c.reshape(positions, shape.clone())?;
+        c.set_result(1, positions);
     }
     let y = c.reshape(y, shape)?;
     c.set_only_result(y)
@@ -508,7 +509,7 @@ fn element_positions(
     standing: &[Dim],
     element: ValueId,
 ) -> EmitResult {
-    let mut place = c.full(Scalar::Int(0), DType::I64, vec![])?;
+    let mut position = c.full(Scalar::Int(0), DType::I64, vec![])?;
     let mut inner = windows.elements();
     for (i, (((k, s, p, d), extent), count)) in windows.axis_parameters().zip(area).zip(standing).enumerate()
     {
@@ -520,12 +521,12 @@ fn element_positions(
         let mut column = vec![Dim::from(1); standing.len() - i];
         column[0] = count.clone();
         let begin = c.reshape(begin, column)?;
-        let at = c.binary(BinaryOp::Add, within, begin)?;
+        let coordinate = c.binary(BinaryOp::Add, within, begin)?;
         let extent = c.emit_dim(extent, DType::I64)?;
-        place = c.binary(BinaryOp::Mul, place, extent)?;
-        place = c.binary(BinaryOp::Add, place, at)?;
+        position = c.binary(BinaryOp::Mul, position, extent)?;
+        position = c.binary(BinaryOp::Add, position, coordinate)?;
     }
-    Ok(place)
+    Ok(position)
 }
 
 fn max_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {

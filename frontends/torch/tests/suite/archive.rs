@@ -72,8 +72,8 @@ fn invalid_archives_are_rejected_with_the_cause() {
             "`all weights` is stored as a pickle in `data/weights/model.pt`",
         ),
     ] {
-        let found = message(&bytes);
-        assert!(found.contains(expected), "expected {expected}, found {found}");
+        let actual = message(&bytes);
+        assert!(actual.contains(expected), "expected {expected}, found {actual}");
     }
 }
 
@@ -102,10 +102,10 @@ fn named_program_is_selected_from_several() {
 fn a_pickled_weight_is_refused_by_name() {
     let mut fake = simple().parameter("w", "f32[2]", Some(&floats(&[1.0, 2.0])));
     fake.weights["w"]["use_pickle"] = json!(true);
-    let found = fake.error();
+    let message = fake.error();
     assert!(
-        found.contains("`w` is stored as a pickle in `data/weights/w_w`: expected an archive"),
-        "{found}"
+        message.contains("`w` is stored as a pickle in `data/weights/w_w`: expected an archive"),
+        "{message}"
     );
 }
 
@@ -116,16 +116,16 @@ fn stored_tensors_must_fit() {
     assert!(
         w(&[1.0]).error().contains("`w`: expected a storage of at least 2 elements of f32, found 4 bytes")
     );
-    let mut other = w(&[1.0, 2.0, 3.0]);
-    other.weights["w"]["tensor_meta"] = meta("f32[3]");
-    assert!(other.error().contains("`w`: expected f32[2], found f32[3]"), "{}", other.error());
-    other.weights["w"]["tensor_meta"] = meta("i32[2]");
-    assert!(other.error().contains("`w`: expected f32[2], found i32[2]"), "{}", other.error());
-    other.weights["w"]["tensor_meta"]["sizes"] = json!([{"as_int": 1i64 << 40}, {"as_int": 1i64 << 40}]);
-    other.weights["w"]["tensor_meta"]["strides"] = json!([{"as_int": 0}, {"as_int": 0}]);
-    assert!(other.error().contains("address space"), "{}", other.error());
-    other.weights["w"]["tensor_meta"]["sizes"] = json!([{"as_int": 1i64 << 30}, {"as_int": 1}]);
-    assert!(other.error().contains("exceeds the limit"), "{}", other.error());
+    let mut changed = w(&[1.0, 2.0, 3.0]);
+    changed.weights["w"]["tensor_meta"] = meta("f32[3]");
+    assert!(changed.error().contains("`w`: expected f32[2], found f32[3]"), "{}", changed.error());
+    changed.weights["w"]["tensor_meta"] = meta("i32[2]");
+    assert!(changed.error().contains("`w`: expected f32[2], found i32[2]"), "{}", changed.error());
+    changed.weights["w"]["tensor_meta"]["sizes"] = json!([{"as_int": 1i64 << 40}, {"as_int": 1i64 << 40}]);
+    changed.weights["w"]["tensor_meta"]["strides"] = json!([{"as_int": 0}, {"as_int": 0}]);
+    assert!(changed.error().contains("address space"), "{}", changed.error());
+    changed.weights["w"]["tensor_meta"]["sizes"] = json!([{"as_int": 1i64 << 30}, {"as_int": 1}]);
+    assert!(changed.error().contains("exceeds the limit"), "{}", changed.error());
 }
 
 #[test]
@@ -199,11 +199,11 @@ fn an_archive_whose_writing_failed_says_so() {
         let bytes = changed(|e| {
             e.retain(|e| !e.0.starts_with("models/") && (left == "archive_" || !e.0.starts_with(left)));
         });
-        let found = message(&bytes);
-        assert!(found.contains("torch.export.save failed before it wrote the program"), "{found}");
+        let error = message(&bytes);
+        assert!(error.contains("torch.export.save failed before it wrote the program"), "{error}");
     }
-    let found = message(&changed(|e| e.retain(|e| e.0 == "archive_format")));
-    assert!(found.contains("the archive has no exported program"), "{found}");
+    let error = message(&changed(|e| e.retain(|e| e.0 == "archive_format")));
+    assert!(error.contains("the archive has no exported program"), "{error}");
 }
 
 #[test]
@@ -242,14 +242,14 @@ fn bombs_are_refused_before_they_unpack() {
     // Blanks compress by a factor of a thousand, more than the text of any program.
     let mut entries = simple().entries();
     entries.iter_mut().find(|e| e.0.starts_with("models/")).unwrap().1 = vec![b' '; 1 << 27];
-    let found = message(&common::zipped_as("r/", &entries, |_| CompressionMethod::Deflated));
-    assert!(found.contains("`models/model.json`") && found.contains("exceeds the limit"), "{found}");
+    let error = message(&common::zipped_as("r/", &entries, |_| CompressionMethod::Deflated));
+    assert!(error.contains("`models/model.json`") && error.contains("exceeds the limit"), "{error}");
 
     // Declared sizes that the bytes in the file cannot unpack to.
     let config = br#"{"config": {}}"#;
     for size in [u64::MAX, 1 << 40, 1 << 26] {
-        let found = message(&declaring(&[("data/weights/model_weights_config.json", config)], |_| size));
-        assert!(found.contains(&format!("bytes cannot unpack to {size}")), "{found}");
+        let error = message(&declaring(&[("data/weights/model_weights_config.json", config)], |_| size));
+        assert!(error.contains(&format!("bytes cannot unpack to {size}")), "{error}");
     }
 
     // Entries that overlap.
@@ -283,8 +283,8 @@ fn tensors_that_are_refused_take_no_memory() {
     }
     let bytes = fake.bytes();
     let start = std::time::Instant::now();
-    let found = message(&bytes);
-    assert!(found.contains("exceeds the limit"), "{found}");
+    let error = message(&bytes);
+    assert!(error.contains("exceeds the limit"), "{error}");
     // One of them takes longer to build.
     assert!(start.elapsed() < std::time::Duration::from_secs(1), "{:?}", start.elapsed());
 }

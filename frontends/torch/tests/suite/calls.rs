@@ -28,8 +28,8 @@ fn differ(found: &Tensor, expected: &Tensor) -> Option<String> {
     let (f, e) = (found.to_f64(), expected.to_f64());
     let largest = e.iter().filter(|x| x.is_finite()).fold(0.0f64, |a, x| a.max(x.abs()));
     let slack = tolerance(found.dtype()) * largest;
-    let same = |(a, b): (&f64, &f64)| a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= slack;
-    (!f.iter().zip(&e).all(same)).then(|| format!("expected {e:?}, found {f:?}"))
+    let is_same = |(a, b): (&f64, &f64)| a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= slack;
+    (!f.iter().zip(&e).all(is_same)).then(|| format!("expected {e:?}, found {f:?}"))
 }
 
 #[test]

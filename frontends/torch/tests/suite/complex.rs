@@ -30,8 +30,8 @@ fn outputs(fake: &Fake) -> Vec<Vec<f64>> {
     };
     let inputs =
         vec![tensor(&[2, 3, 2], &X_VALUES), tensor(&[3], &LENGTH_VALUES), tensor(&[3], &ANGLE_VALUES)];
-    let found = symmc_ir::interp::run(&graph, &SymbolBindings::new(), &[inputs]).expect("a run");
-    found[0].iter().map(|t| t.to_f64()).collect()
+    let results = symmc_ir::interp::run(&graph, &SymbolBindings::new(), &[inputs]).expect("a run");
+    results[0].iter().map(|t| t.to_f64()).collect()
 }
 
 #[track_caller]
@@ -80,16 +80,16 @@ fn parts_sums_and_views_are_those_of_complex_numbers() {
         .node("aten.view_as_real.default", "self=%wide", &[("y", "f32[2,2,2]")])
         .node("aten.complex.default", "real=%l imag=%t", &[("c", "c64[3]")])
         .node("aten.view_as_real.default", "self=%c", &[("pairs", "f32[3,2]")]);
-    let found = outputs(&["re", "im", "y", "pairs"].iter().fold(fake, |f, o| f.output(o)));
-    assert_near(&found[0], &factor_pairs().iter().map(|p| p.1.0).collect::<Vec<_>>());
-    assert_near(&found[1], &factor_pairs().iter().map(|p| p.1.1).collect::<Vec<_>>());
+    let results = outputs(&["re", "im", "y", "pairs"].iter().fold(fake, |f, o| f.output(o)));
+    assert_near(&results[0], &factor_pairs().iter().map(|p| p.1.0).collect::<Vec<_>>());
+    assert_near(&results[1], &factor_pairs().iter().map(|p| p.1.1).collect::<Vec<_>>());
     // Element 1 of the transpose is the first of the second row, element 4 the last of the first row.
     let (one, four) = (3, 2);
     let two = [one, four]
         .map(|i| [X_VALUES[2 * i] * ANGLE_VALUES[i % 3], X_VALUES[2 * i + 1] * ANGLE_VALUES[i % 3]])
         .concat();
-    assert_near(&found[2], &[two.clone(), two].concat());
-    assert_near(&found[3], &[1.0, 0.3, 2.0, -1.2, 0.5, 2.0]);
+    assert_near(&results[2], &[two.clone(), two].concat());
+    assert_near(&results[3], &[1.0, 0.3, 2.0, -1.2, 0.5, 2.0]);
 }
 
 /// The numbers of `x`, and the factors of its columns.
@@ -125,9 +125,9 @@ fn arithmetic_is_that_of_complex_numbers() {
         (x / length, y / length)
     };
     let each = |f: &dyn Fn(usize) -> (f64, f64)| flat(&(0..6).map(f).collect::<Vec<_>>());
-    let whole = "c64[2,3]";
-    assert_call("aten.div.Tensor", "self=%z other=%p", whole, &each(&|i| over(z[i], column(i))));
-    assert_call("aten.div.Tensor", "self=%z other=2.0", whole, &each(&|i| (z[i].0 / 2.0, z[i].1 / 2.0)));
+    let ty = "c64[2,3]";
+    assert_call("aten.div.Tensor", "self=%z other=%p", ty, &each(&|i| over(z[i], column(i))));
+    assert_call("aten.div.Tensor", "self=%z other=2.0", ty, &each(&|i| (z[i].0 / 2.0, z[i].1 / 2.0)));
     assert_call(
         "aten.div.Tensor",
         "self=%l other=%p",
@@ -137,27 +137,27 @@ fn arithmetic_is_that_of_complex_numbers() {
     assert_call(
         "aten.add.Tensor",
         "self=%z other=%t",
-        whole,
+        ty,
         &each(&|i| (z[i].0 + ANGLE_VALUES[i % 3], z[i].1)),
     );
     assert_call(
         "aten.sub.Tensor",
         "self=%t other=%z",
-        whole,
+        ty,
         &each(&|i| (ANGLE_VALUES[i % 3] - z[i].0, -z[i].1)),
     );
     let twice = each(&|i| (z[i].0 + 2.0 * column(i).0, z[i].1 + 2.0 * column(i).1));
-    assert_call("aten.add.Tensor", "self=%z other=%p alpha=2", whole, &twice);
-    assert_call("aten.add.Tensor", "self=%z other=3.0", whole, &each(&|i| (z[i].0 + 3.0, z[i].1)));
-    assert_call("aten.neg.default", "self=%z", whole, &each(&|i| (-z[i].0, -z[i].1)));
-    assert_call("aten._conj.default", "self=%z", whole, &each(&|i| (z[i].0, -z[i].1)));
-    assert_call("aten.reciprocal.default", "self=%z", whole, &each(&|i| over((1.0, 0.0), z[i])));
-    assert_call("aten.square.default", "self=%z", whole, &each(&|i| times(z[i], z[i])));
+    assert_call("aten.add.Tensor", "self=%z other=%p alpha=2", ty, &twice);
+    assert_call("aten.add.Tensor", "self=%z other=3.0", ty, &each(&|i| (z[i].0 + 3.0, z[i].1)));
+    assert_call("aten.neg.default", "self=%z", ty, &each(&|i| (-z[i].0, -z[i].1)));
+    assert_call("aten._conj.default", "self=%z", ty, &each(&|i| (z[i].0, -z[i].1)));
+    assert_call("aten.reciprocal.default", "self=%z", ty, &each(&|i| over((1.0, 0.0), z[i])));
+    assert_call("aten.square.default", "self=%z", ty, &each(&|i| times(z[i], z[i])));
     let turned = |i: usize| (z[i].0.exp() * z[i].1.cos(), z[i].0.exp() * z[i].1.sin());
-    assert_call("aten.exp.default", "self=%z", whole, &each(&turned));
+    assert_call("aten.exp.default", "self=%z", ty, &each(&turned));
     let length = |i: usize| z[i].0.hypot(z[i].1);
     assert_call("aten.abs.default", "self=%z", "f32[2,3]", &[0, 1, 2, 3, 4, 5].map(length));
-    assert_call("aten.sgn.default", "self=%z", whole, &each(&|i| (z[i].0 / length(i), z[i].1 / length(i))));
+    assert_call("aten.sgn.default", "self=%z", ty, &each(&|i| (z[i].0 / length(i), z[i].1 / length(i))));
     let row =
         |i: usize| (0..3).map(|k| times(z[3 * i + k], p[k])).fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
     assert_call("aten.mv.default", "self=%z vec=%p", "c64[2]", &flat(&[row(0), row(1)]));
@@ -179,12 +179,12 @@ fn movement_and_sums_apply_to_both_complex_parts() {
     assert_call("aten.sum.dim_IntList", "self=%z dim=[-1]", "c64[2]", &rows);
     assert_call("aten.sum.dim_IntList", "self=%z dim=[1] dtype=:c64", "c64[2]", &rows);
     assert_call("aten.select.int", "self=%z dim=0 index=1", "c64[3]", &flat(&z[3..]));
-    let both: Vec<(f64, f64)> = [&z[..3], &p, &z[3..], &p].concat();
+    let expected: Vec<(f64, f64)> = [&z[..3], &p, &z[3..], &p].concat();
     let wide = start()
         .node("aten.expand.default", "self=%p size=[2,3]", &[("wide", "c64[2,3]")])
         .node("aten.cat.default", "tensors=[%z,%wide] dim=-1", &[("y", "c64[2,6]")])
         .output("y");
-    assert_near(&outputs(&wide)[0], &flat(&both));
+    assert_near(&outputs(&wide)[0], &flat(&expected));
     let real = start()
         .node("aten.expand.default", "self=%t size=[2,3]", &[("wide", "f32[2,3]")])
         .node("aten.cat.default", "tensors=[%z,%wide] dim=0", &[("y", "c64[4,3]")])
@@ -210,21 +210,21 @@ fn transformed(of: &[(f64, f64)], sign: f64) -> Vec<(f64, f64)> {
     let n = of.len();
     let angle = |j: usize, k: usize| sign * std::f64::consts::TAU * (j * k) as f64 / n as f64;
     let root = |j: usize, k: usize| (angle(j, k).cos(), angle(j, k).sin());
-    let one = |k: usize| {
+    let element = |k: usize| {
         of.iter()
             .enumerate()
             .map(|(j, x)| times(*x, root(j, k)))
             .fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1))
     };
-    (0..n).map(one).collect()
+    (0..n).map(element).collect()
 }
 
 #[test]
 fn transforms_are_those_of_the_definition() {
     let (z, _) = numbers();
     let rows = |sign: f64, scale: f64| -> Vec<f64> {
-        let all = [transformed(&z[..3], sign), transformed(&z[3..], sign)].concat();
-        flat(&all).iter().map(|x| x * scale).collect()
+        let transform = [transformed(&z[..3], sign), transformed(&z[3..], sign)].concat();
+        flat(&transform).iter().map(|x| x * scale).collect()
     };
     let (whole, third) = ("c64[2,3]", 1.0 / 3.0);
     assert_call(
@@ -249,17 +249,17 @@ fn transforms_are_those_of_the_definition() {
         whole,
         &flat(&columns),
     );
-    let both = [transformed(&columns[..3], -1.0), transformed(&columns[3..], -1.0)].concat();
-    assert_call("aten.fft_fft2.default", "self=%z", whole, &flat(&both));
+    let transforms = [transformed(&columns[..3], -1.0), transformed(&columns[3..], -1.0)].concat();
+    assert_call("aten.fft_fft2.default", "self=%z", whole, &flat(&transforms));
 }
 
 #[test]
 fn half_transform_of_real_input_keeps_all_information() {
     let real: Vec<(f64, f64)> = ANGLE_VALUES.iter().map(|t| (*t, 0.0)).collect();
-    let all = transformed(&real, -1.0);
+    let full = transformed(&real, -1.0);
     let half = "self=%t dim=[0] normalization=0 onesided=true";
-    assert_call("aten._fft_r2c.default", half, "c64[2]", &flat(&all[..2]));
-    assert_call("aten._fft_r2c.default", &half.replace("true", "false"), "c64[3]", &flat(&all));
+    assert_call("aten._fft_r2c.default", half, "c64[2]", &flat(&full[..2]));
+    assert_call("aten._fft_r2c.default", &half.replace("true", "false"), "c64[3]", &flat(&full));
     for (n, signal) in [
         (3, ANGLE_VALUES.to_vec()),
         (4, [&ANGLE_VALUES[..], &[0.0]].concat()),
@@ -304,9 +304,9 @@ fn complex_inputs_and_outputs_gain_an_axis_of_floats() {
     assert!(imported.notes.iter().any(|n| n.contains("the argument z is complex")), "{:?}", imported.notes);
     let input =
         Arc::new(Tensor::from_f64(DType::F32, [3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).expect("numbers"));
-    let found =
+    let results =
         symmc_ir::interp::run(&imported.graph, &SymbolBindings::new(), &[vec![input]]).expect("a run");
-    assert_eq!(found[0][0].to_f64(), [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]);
+    assert_eq!(results[0][0].to_f64(), [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]);
 }
 
 #[test]
@@ -346,13 +346,13 @@ fn complex_in_place_ops_equal_their_functional_forms() {
             .node("aten.view_as_real.default", "self=%changed", &[("y", "f32[2,3,2]")])
             .node("aten.view_as_real.default", "self=%z", &[("same", "f32[2,3,2]")])
             .node("aten.mul.Tensor", "self=%first other=1.0", &[("real", "f32[2,3]")]);
-        let found = outputs(&["y", "same", "real"].iter().fold(fake, |f, o| f.output(o)));
+        let results = outputs(&["y", "same", "real"].iter().fold(fake, |f, o| f.output(o)));
         // The caller of the program sees the memory of `x`, which is the last output.
         let reals: Vec<f64> = expected.iter().copied().step_by(2).collect();
-        for (found, expected) in found.iter().zip([&expected, &expected, &reals, &expected]) {
-            assert_near(found, expected);
+        for (actual, expected) in results.iter().zip([&expected, &expected, &reals, &expected]) {
+            assert_near(actual, expected);
         }
-        assert_eq!(found.len(), 4, "{target}");
+        assert_eq!(results.len(), 4, "{target}");
     }
 }
 
@@ -374,13 +374,13 @@ fn copied_complex_views_cannot_be_read_after_a_write() {
 
 #[test]
 fn unsupported_complex_ops_are_rejected() {
-    let whole = "not supported for complex numbers";
+    let message = "not supported for complex numbers";
     for (target, arguments, result, expected) in [
-        ("aten.tanh.default", "self=%z", "c64[2,3]", whole),
-        ("aten.prod.default", "self=%z", "c64[]", whole),
-        ("aten.tanh_.default", "self=%z", "c64[2,3]", whole),
-        ("aten.resize_.default", "self=%z size=[2]", "c64[2]", whole),
-        ("mylib.f.default", "self=%z", "f32[2]", whole),
+        ("aten.tanh.default", "self=%z", "c64[2,3]", message),
+        ("aten.prod.default", "self=%z", "c64[]", message),
+        ("aten.tanh_.default", "self=%z", "c64[2,3]", message),
+        ("aten.resize_.default", "self=%z size=[2]", "c64[2]", message),
+        ("mylib.f.default", "self=%z", "f32[2]", message),
         (
             "aten.constant_pad_nd.default",
             "self=%p pad=[0,1] value=1.0",

@@ -52,21 +52,22 @@ fn damage_text(text: &[u8], random: &mut SplitMix) -> Vec<u8> {
     ];
     let mut out = text.to_vec();
     for _ in 0..1 + random.below(3) {
-        let at = random.below(out.len());
-        let end = (at + 1 + random.below(12)).min(out.len());
+        let position = random.below(out.len());
+        let end = (position + 1 + random.below(12)).min(out.len());
         match random.below(4) {
-            0 => out[at] ^= 1 << random.below(8),
-            1 => drop(out.drain(at..end)),
+            0 => out[position] ^= 1 << random.below(8),
+            1 => drop(out.drain(position..end)),
             2 => {
-                let copy = out[at..end].to_vec();
-                let to = random.below(out.len());
-                out.splice(to..to, copy);
+                let copy = out[position..end].to_vec();
+                let target = random.below(out.len());
+                out.splice(target..target, copy);
             }
             _ => {
                 // A whole number or word.
                 let is_word = |b: &u8| b.is_ascii_alphanumeric() || *b == b'_' || *b == b'-';
-                let start = out[..at].iter().rposition(|b| !is_word(b)).map_or(0, |p| p + 1);
-                let stop = out[at..].iter().position(|b| !is_word(b)).map_or(out.len(), |p| at + p);
+                let start = out[..position].iter().rposition(|b| !is_word(b)).map_or(0, |p| p + 1);
+                let stop =
+                    out[position..].iter().position(|b| !is_word(b)).map_or(out.len(), |p| position + p);
                 out.splice(start..stop.max(start), WORDS[random.below(WORDS.len())].bytes());
             }
         }
@@ -93,8 +94,8 @@ fn damaged_programs_and_archives_never_panic() {
         } else {
             let mut entries = entries.clone();
             let json: Vec<usize> = (0..entries.len()).filter(|&i| entries[i].0.ends_with("json")).collect();
-            let at = json[random.below(json.len())];
-            entries[at].1 = damage_text(&entries[at].1, &mut random);
+            let index = json[random.below(json.len())];
+            entries[index].1 = damage_text(&entries[index].1, &mut random);
             zipped("r/", &entries)
         };
         imported += u32::from(symmc_torch::fuzz::check_bytes(&damaged));

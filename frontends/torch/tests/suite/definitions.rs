@@ -48,13 +48,13 @@ fn run(fake: &Fake, ranks: u32, definitions: &[&str], inputs: &[&[f64]]) -> Vec<
     assert!(graph.nodes.values().all(|n| !matches!(n.op, Op::Opaque { .. })));
     let of_rank = |rank: u32| {
         let types = graph.inputs.values().filter(|i| i.data.is_none()).map(|i| graph.ty(i.value));
-        let mut given = types.zip(inputs).map(|(ty, data)| {
+        let mut arguments = types.zip(inputs).map(|(ty, data)| {
             let data: Vec<f64> = data.iter().map(|x| x + f64::from(rank)).collect();
             let shape = ty.concrete_shape(&SymbolBindings::new()).expect("a fixed shape");
             Arc::new(Tensor::from_f64(ty.dtype, shape, &data).expect("a tensor"))
         });
-        let all = graph.inputs.values().map(|i| i.data.clone().or_else(|| given.next()));
-        all.collect::<Option<Vec<_>>>().expect("all inputs")
+        let data = graph.inputs.values().map(|i| i.data.clone().or_else(|| arguments.next()));
+        data.collect::<Option<Vec<_>>>().expect("all inputs")
     };
     let inputs: Vec<_> = (0..ranks).map(of_rank).collect();
     let out = symmc_ir::interp::run(&graph, &SymbolBindings::new(), &inputs).expect("a run");
@@ -155,7 +155,7 @@ arg %x: f32[2]
 %y: f32[] = reduce %x op=max axes=[0] keep=false
 return %y
 ";
-    let all = [weighted, plain, largest];
+    let definitions = [weighted, plain, largest];
     let call = |arguments: &str| {
         Fake::new()
             .input("x", "f32[2]")
@@ -163,11 +163,11 @@ return %y
             .output("y")
     };
     let x: &[f64] = &[2.0, 5.0];
-    assert_eq!(run(&call(""), 1, &all, &[x]), [[[7.0]]]);
-    assert_eq!(run(&call("w=none kind='sum'"), 1, &all, &[x]), [[[7.0]]]);
-    assert_eq!(run(&call("w=%x"), 1, &all, &[x]), [[[29.0]]]);
-    assert_eq!(run(&call("kind='max'"), 1, &all, &[x]), [[[5.0]]]);
-    let none = error(&call("kind='min'"), &all);
+    assert_eq!(run(&call(""), 1, &definitions, &[x]), [[[7.0]]]);
+    assert_eq!(run(&call("w=none kind='sum'"), 1, &definitions, &[x]), [[[7.0]]]);
+    assert_eq!(run(&call("w=%x"), 1, &definitions, &[x]), [[[29.0]]]);
+    assert_eq!(run(&call("kind='max'"), 1, &definitions, &[x]), [[[5.0]]]);
+    let none = error(&call("kind='min'"), &definitions);
     assert!(
         none.contains("no definition accepts the call: expected \"sum\" as `kind`, found \"min\"; "),
         "{none}"
@@ -228,10 +228,10 @@ return %y
         (symbol, "expected an integer as `low`, found none"),
         (grouped, "expected a value of `group`, found none"),
     ] {
-        let found = error(&call(""), &[only]);
+        let message = error(&call(""), &[only]);
         assert!(
-            found.contains("the definition does not accept the call: ") && found.contains(expected),
-            "{found}"
+            message.contains("the definition does not accept the call: ") && message.contains(expected),
+            "{message}"
         );
     }
 }
@@ -252,8 +252,8 @@ return %y
     for arguments in ["", "b='==,'", "a='i,j->(i'"] {
         assert_eq!(run(&call(arguments), 1, &[definition], &[&[2.0, 5.0]]), [[[-2.0, -5.0]]], "{arguments}");
     }
-    let found = error(&call("a='i'"), &[definition]);
-    assert!(found.contains("expected \"i,j->(i\" as `a`, found \"i\""), "{found}");
+    let message = error(&call("a='i'"), &[definition]);
+    assert!(message.contains("expected \"i,j->(i\" as `a`, found \"i\""), "{message}");
 }
 
 #[test]
@@ -276,8 +276,8 @@ return %y
             assert_eq!(run(&call(arguments), 1, &[definition], &[x]), [[[2.0, 5.0]]], "{arguments}");
         }
     }
-    let found = error(&call("axes=[%]"), &[&definition.replace("int[] axes", "int axes")]);
-    assert!(found.contains("expected `axes` of the type int, found a list of tensors"), "{found}");
+    let message = error(&call("axes=[%]"), &[&definition.replace("int[] axes", "int axes")]);
+    assert!(message.contains("expected `axes` of the type int, found a list of tensors"), "{message}");
 }
 
 #[test]
@@ -313,11 +313,11 @@ mutate %cache = %new
         .output("r");
     assert_eq!(run(&functional, 1, &[definition], &[x]), expected);
     let silent = definition.replace("mutate %cache = %new\n", "");
-    let found = error(&fake, &[&silent]);
-    assert!(found.contains("the schema marks `cache` as written"), "{found}");
+    let message = error(&fake, &[&silent]);
+    assert!(message.contains("the schema marks `cache` as written"), "{message}");
     let unmarked = definition.replace("(a!)", "");
-    let found = error(&fake, &[&unmarked]);
-    assert!(found.contains("the definition writes `cache`, which the schema does not mark"), "{found}");
+    let message = error(&fake, &[&unmarked]);
+    assert!(message.contains("the definition writes `cache`, which the schema does not mark"), "{message}");
 }
 
 #[test]
@@ -335,10 +335,10 @@ mutate %x = %new
         .output("c");
     assert_eq!(run(&fake, 1, &[definition], &[&[3.0, 4.0]]), [[[4.0, 5.0]]]);
     let written = definition.replace("Tensor w", "Tensor(b!) w").replace("x = %new", "w = %new");
-    let found = error(&fake, &[&written]);
+    let message = error(&fake, &[&written]);
     assert!(
-        found.contains("the definition writes `w`, which is a constant: expected an argument"),
-        "{found}"
+        message.contains("the definition writes `w`, which is a constant: expected an argument"),
+        "{message}"
     );
 }
 
@@ -349,16 +349,16 @@ fn results_of_a_definition_are_new_tensors() {
         let writes = if body.contains("mutate") { "(a!)" } else { "" };
         format!("program \"m::{op}(Tensor{writes} x) -> {results}\" ranks ?\narg %x: f32[2]\n{body}")
     };
-    let one = |op: &str, body: &str| program(op, "Tensor", body);
-    let view = one("permute", "%y: f32[2] = permute %x perm=[0]\nreturn %y\n");
-    let same = one("to", "return %x\n");
-    let constant = one("reshape", "const %one: f32[2] = hex\"0000803f0000803f\"\nreturn %one\n");
+    let single = |op: &str, body: &str| program(op, "Tensor", body);
+    let view = single("permute", "%y: f32[2] = permute %x perm=[0]\nreturn %y\n");
+    let identity = single("to", "return %x\n");
+    let constant = single("reshape", "const %one: f32[2] = hex\"0000803f0000803f\"\nreturn %one\n");
     let two = program(
         "pair",
         "(Tensor, Tensor)",
         "%a: f32[2] = neg %x\n%b: f32[2] = slice %a axis=0 start=0 step=1\nreturn %a\nreturn %b\n",
     );
-    let written = one("push", "%a: f32[2] = neg %x\nreturn %a\nmutate %x = %a\n");
+    let written = single("push", "%a: f32[2] = neg %x\nreturn %a\nmutate %x = %a\n");
     // The op gets a copy `c` of the input, its first result is then cleared, and the program returns the rest.
     let call = |op: &str, results: &[(&str, &str)]| {
         Fake::new()
@@ -371,14 +371,14 @@ fn results_of_a_definition_are_new_tensors() {
     let a = ("a", "f32[2]");
     let b = ("b", "f32[2]");
     let x: &[f64] = &[3.0, 4.0];
-    for (op, definition) in [("permute", view), ("to", same)] {
-        let found = run(&call(op, &[a]).output("c"), 1, &[&definition], &[x]);
-        assert_eq!(found, [[vec![0.0, 0.0], vec![3.0, 4.0]]], "{op}");
+    for (op, definition) in [("permute", view), ("to", identity)] {
+        let results = run(&call(op, &[a]).output("c"), 1, &[&definition], &[x]);
+        assert_eq!(results, [[vec![0.0, 0.0], vec![3.0, 4.0]]], "{op}");
     }
-    let found = run(&call("pair", &[a, b]).output("b"), 1, &[&two], &[x]);
-    assert_eq!(found, [[vec![0.0, 0.0], vec![-3.0, -4.0]]]);
-    let found = run(&call("push", &[a]).output("c"), 1, &[&written], &[x]);
-    assert_eq!(found, [[vec![0.0, 0.0], vec![-3.0, -4.0]]]);
+    let results = run(&call("pair", &[a, b]).output("b"), 1, &[&two], &[x]);
+    assert_eq!(results, [[vec![0.0, 0.0], vec![-3.0, -4.0]]]);
+    let results = run(&call("push", &[a]).output("c"), 1, &[&written], &[x]);
+    assert_eq!(results, [[vec![0.0, 0.0], vec![-3.0, -4.0]]]);
     let cleared = call("reshape", &[a]);
     assert_eq!(run(&cleared, 1, &[&constant], &[x]), [[[0.0, 0.0]]]);
     let graph = import_defined(&cleared, Some(1), &[&constant]).unwrap().graph;
@@ -387,7 +387,7 @@ fn results_of_a_definition_are_new_tensors() {
 
 #[test]
 fn omitted_written_arguments_keep_the_positions_of_others() {
-    let all =
+    let definition_text =
         "program \"m::two(Tensor(a!)? low, Tensor(b!) out, Tensor x, Tensor(c!)? high=None) -> ()\" ranks ?
 arg %low: f32[2]
 arg %out: f32[2]
@@ -400,13 +400,14 @@ mutate %low = %less
 mutate %out = %x
 ";
     let without = |line: &str| {
-        let kept = all.lines().filter(|l| !l.contains(&format!("%{line}"))).map(|l| format!("{l}\n"));
-        kept.collect::<String>()
+        let lines =
+            definition_text.lines().filter(|l| !l.contains(&format!("%{line}"))).map(|l| format!("{l}\n"));
+        lines.collect::<String>()
     };
     let high = without("low");
     let low = without("high");
     let none = low.lines().filter(|l| !l.contains("%low")).map(|l| format!("{l}\n")).collect::<String>();
-    let definitions = [all, &high, &low, &none];
+    let definitions = [definition_text, &high, &low, &none];
     // The three tensors that a call may write are the results of the program.
     let clones = || {
         ["a", "b", "c"].iter().fold(Fake::new().input("x", "f32[2]"), |fake, name| {
@@ -415,13 +416,13 @@ mutate %out = %x
     };
     let x: &[f64] = &[3.0, 4.0];
     let less = vec![2.0, 3.0];
-    let more = vec![4.0, 5.0];
+    let added = vec![4.0, 5.0];
     for (arguments, bases, expected) in [
-        ("low=%a out=%b x=%x high=%c", "_low_base_index=0 _high_base_index=2", [&less, &x.to_vec(), &more]),
+        ("low=%a out=%b x=%x high=%c", "_low_base_index=0 _high_base_index=2", [&less, &x.to_vec(), &added]),
         (
             "low=none out=%b x=%x high=%c",
             "_low_base_index=none _high_base_index=2",
-            [&x.to_vec(), &x.to_vec(), &more],
+            [&x.to_vec(), &x.to_vec(), &added],
         ),
         ("low=%a out=%b x=%x", "_low_base_index=0 _high_base_index=none", [&less, &x.to_vec(), &x.to_vec()]),
         ("low=none out=%b x=%x high=none", "", [&x.to_vec(); 3]),
@@ -480,8 +481,8 @@ mutate %out = %new
         .node("m.two.default", "scratch=%a out=%c x=%x", &[])
         .output("c");
     assert_eq!(run(&fake, 1, &[definition], &[&[3.0, 4.0]]), [[[6.0, 8.0]]]);
-    let found = error(&fake.output("a"), &[definition]);
-    assert!(found.contains("`a` is memory whose contents are undefined after node"), "{found}");
+    let message = error(&fake.output("a"), &[definition]);
+    assert!(message.contains("`a` is memory whose contents are undefined after node"), "{message}");
 }
 
 #[test]
@@ -508,16 +509,16 @@ return %y
         assert!(text.contains(line), "{line}{text}");
     }
     // Two definitions of one kernel must agree.
-    let other = definition.replace("m::norm(", "m::other(").replace("operands [0]", "operands []");
+    let renamed = definition.replace("m::norm(", "m::other(").replace("operands [0]", "operands []");
     let fake = Fake::new()
         .input("x", "f32[2]")
         .node("m.norm.default", "x=%x eps=0.5 group='0'", &[("y", "f32[2]")])
         .node("m.other.default", "x=%y eps=0.5 group='0'", &[("z", "f32[2]")])
         .output("z");
-    let found = error(&fake, &[definition, &other]);
+    let message = error(&fake, &[definition, &renamed]);
     assert!(
-        found.contains("two definitions declare the custom op \"m::norm_kernel\" in different ways"),
-        "{found}"
+        message.contains("two definitions declare the custom op \"m::norm_kernel\" in different ways"),
+        "{message}"
     );
 }
 
@@ -532,7 +533,7 @@ fn differences_between_a_call_and_its_definition_are_errors() {
         .input("x", "f32[2]")
         .node("m.scale.default", "x=%x by=0.5", &[("y", "f32[2]")])
         .output("y");
-    let other = Fake::new()
+    let larger = Fake::new()
         .input("x", "f32[65, 3]")
         .node("m.scale.default", "x=%x by=0.5", &[("y", "f32[65, 3]")])
         .output("y");
@@ -571,7 +572,7 @@ fn differences_between_a_call_and_its_definition_are_errors() {
             edit("$x.dtype", "f32"),
             "expected f32[2, 3] as `x`, as its definition states, found f16[2, 3]",
         ),
-        (other, SCALE.into(), "expected `n` of the definition from 1 to 64, found 65"),
+        (larger, SCALE.into(), "expected `n` of the definition from 1 to 64, found 65"),
         (base.clone(), edit("mul %x", "mul %q"), "line 4, column"),
         (base.clone(), edit("arg %x", "param %x"), "the call gives `x`, which the definition does not take"),
         (
@@ -586,30 +587,30 @@ fn differences_between_a_call_and_its_definition_are_errors() {
         ),
     ];
     for (fake, definition, expected) in cases {
-        let found = error(&fake, &[&definition]);
-        assert!(found.contains("m.scale.default") && found.contains(expected), "{expected}:\n{found}");
+        let message = error(&fake, &[&definition]);
+        assert!(message.contains("m.scale.default") && message.contains(expected), "{expected}:\n{message}");
     }
 }
 
 #[test]
 fn definitions_that_do_not_apply_are_errors() {
     let base = scale("by=0.5");
-    let other = SCALE.replace("m::scale", "m::other");
-    let found = error(&base, &[SCALE, &other]);
-    assert!(found.contains("the program has no node of m.other.default"), "{found}");
-    let both = ImportOptions {
+    let unused = SCALE.replace("m::scale", "m::other");
+    let message = error(&base, &[SCALE, &unused]);
+    assert!(message.contains("the program has no node of m.other.default"), "{message}");
+    let options = ImportOptions {
         schemas: vec!["m::scale(Tensor x, float by) -> Tensor".into()],
         definitions: vec![SCALE.into()],
         ..ImportOptions::default()
     };
-    let found = import(&base.bytes(), &both).unwrap_err().to_string();
-    assert!(found.contains("expected one schema for the op, found two"), "{found}");
+    let message = import(&base.bytes(), &options).unwrap_err().to_string();
+    assert!(message.contains("expected one schema for the op, found two"), "{message}");
     let pinned = ["m::scale(Tensor x, float by == 1.0) -> Tensor"];
-    let found = base.import_with(&pinned).unwrap_err().to_string();
-    assert!(found.contains("`== …` of `by` is for definitions"), "{found}");
-    let found = error(&base, &["arg %x: f32[2]\n"]);
+    let message = base.import_with(&pinned).unwrap_err().to_string();
+    assert!(message.contains("`== …` of `by` is for definitions"), "{message}");
+    let message = error(&base, &["arg %x: f32[2]\n"]);
     assert!(
-        found.contains("the definition of an op: line 1") && found.contains("expected `program`"),
-        "{found}"
+        message.contains("the definition of an op: line 1") && message.contains("expected `program`"),
+        "{message}"
     );
 }

@@ -58,8 +58,8 @@ fn a_dtensor_is_the_tensor_of_its_rank() {
 #[test]
 fn each_archive_has_the_part_of_its_rank() {
     let plain = pickle(b"", "FloatStorage", b".");
-    let parts = [saved(&plain, &floats((0..6).map(|i| i as f32))), SAVED.to_vec()];
-    let archives = parts.map(|part| program(&part).bytes());
+    let locals = [saved(&plain, &floats((0..6).map(|i| i as f32))), SAVED.to_vec()];
+    let archives = locals.map(|local| program(&local).bytes());
     let archives: Vec<&[u8]> = archives.iter().map(Vec::as_slice).collect();
     let imported = import_ranks(&archives, &ImportOptions::default()).expect("an import");
     let values = |w: &Tensor| w.to_f64();
@@ -104,10 +104,10 @@ fn other_attributes_and_subclasses_are_refused_by_name() {
         program(&saved(&pickle(&before, "FloatStorage", b"stR."), &floats([0.5; 6])))
     };
     assert!(wrapped("torch.distributed.tensor\nDTensor").import().is_ok());
-    let found = wrapped("torchao\nQuantized").error();
+    let message = wrapped("torchao\nQuantized").error();
     let expected =
         "`w` is stored as a pickle in `data/weights/w_w`: expected a DTensor, found `torchao.Quantized`";
-    assert!(found.contains(expected), "{found}");
+    assert!(message.contains(expected), "{message}");
 }
 
 #[test]
@@ -136,8 +136,8 @@ fn tensors_with_attributes_in_python_are_plain() {
         let imported = program(&saved(&bytes, &six())).import().expect("an import");
         assert_eq!(imported.weights["w"].to_f64(), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
     }
-    let found = program(&saved(&with_attribute("mine\nMarked", b"."), &six())).error();
-    assert!(found.contains("expected a DTensor, found `mine.Marked`"), "{found}");
+    let message = program(&saved(&with_attribute("mine\nMarked", b"."), &six())).error();
+    assert!(message.contains("expected a DTensor, found `mine.Marked`"), "{message}");
 }
 
 #[test]
@@ -160,8 +160,8 @@ fn pickles_of_no_tensor_are_refused_and_never_executed() {
         (saved(&pickle(b"", "DoubleStorage", b"."), &[0; 48]), "expected f32[2, 3], found f64[2, 3]"),
         (zipped("archive/", &[("data.pkl".into(), good.clone())]), "expected an entry `data/0`, found none"),
     ] {
-        let found = program(&bytes).error();
-        assert!(found.contains(expected), "expected {expected}, found {found}");
+        let message = program(&bytes).error();
+        assert!(message.contains(expected), "expected {expected}, found {message}");
     }
 }
 
@@ -172,15 +172,15 @@ fn damaged_pickles_never_panic() {
     for _ in 0..3000 {
         let mut damaged = pickle.clone();
         for _ in 0..1 + random.below(3) {
-            let at = random.below(damaged.len());
-            damaged[at] = random.below(256) as u8;
+            let index = random.below(damaged.len());
+            damaged[index] = random.below(256) as u8;
         }
         let _ = program(&saved(&damaged, &floats([0.0; 6]))).import();
     }
     for _ in 0..1000 {
         let mut damaged = SAVED.to_vec();
-        let at = random.below(damaged.len());
-        damaged[at] = random.below(256) as u8;
+        let index = random.below(damaged.len());
+        damaged[index] = random.below(256) as u8;
         let _ = program(&damaged).import();
     }
 }

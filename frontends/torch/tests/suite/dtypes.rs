@@ -38,8 +38,8 @@ fn split_type(word: &str) -> (&str, &str) {
 }
 
 fn line(text: &str) -> TableLine<'_> {
-    let parts: Vec<&str> = text.split(" | ").collect();
-    let [operands, call, results, varied, cells] = parts.as_slice() else { panic!("five parts: {text}") };
+    let fields: Vec<&str> = text.split(" | ").collect();
+    let [operands, call, results, varied, cells] = fields.as_slice() else { panic!("five parts: {text}") };
     let (target, arguments) = call.split_once(' ').expect("arguments");
     let (list, results) = match results.strip_prefix("list ") {
         Some(rest) => (true, rest),
@@ -115,16 +115,16 @@ fn operators_take_the_dtypes_that_pytorch_takes() {
         let line = line(text);
         for ((main, _), row) in DTYPES.iter().zip(&line.cells) {
             for ((other, _), cell) in DTYPES.iter().zip(row) {
-                let found = match *cell {
+                let failure = match *cell {
                     cell if cell.contains(',') => None,
                     "." => import_failure(&line, main, other),
                     cell => accepted(&line, main, other, cell),
                 };
                 cells += 1;
-                let at = line.varied;
-                wrong.extend(found.map(|how| {
+                let operand = line.varied;
+                wrong.extend(failure.map(|how| {
                     format!(
-                        "{} {}, operands {main}, operand {at} {other}, PyTorch {cell}: {how}",
+                        "{} {}, operands {main}, operand {operand} {other}, PyTorch {cell}: {how}",
                         line.target, line.arguments
                     )
                 }));

@@ -31,16 +31,16 @@ fn results(imported: &ImportOutput, arguments: Vec<Vec<Arc<Tensor>>>) -> Result<
             } else {
                 imported.other_rank_weights.get(rank - 1).unwrap_or(&imported.weights)
             };
-            let of = |i: &symmc_ir::GraphInput| match i.kind {
+            let data_of = |i: &symmc_ir::GraphInput| match i.kind {
                 InputKind::Argument => arguments.next().expect("an argument"),
                 InputKind::Parameter => weights[&i.source].clone(),
                 InputKind::Constant => i.data.clone().expect("its data"),
             };
-            imported.graph.inputs.values().map(of).collect()
+            imported.graph.inputs.values().map(data_of).collect()
         })
         .collect();
-    let found = run(&imported.graph, &SymbolBindings::new(), &inputs).map_err(|e| e.to_string())?;
-    Ok(found.iter().map(|outputs| outputs.iter().map(|o| o.to_f64()).collect()).collect())
+    let outputs = run(&imported.graph, &SymbolBindings::new(), &inputs).map_err(|e| e.to_string())?;
+    Ok(outputs.iter().map(|outputs| outputs.iter().map(|o| o.to_f64()).collect()).collect())
 }
 
 /// Row `row` of rank `rank` in the inputs.
@@ -49,8 +49,8 @@ fn row_of(rank: usize, row: usize) -> Vec<f64> {
 }
 
 fn rows(rank: usize, count: usize) -> Arc<Tensor> {
-    let all: Vec<f64> = (0..count).flat_map(|row| row_of(rank, row)).collect();
-    tensor(DType::F32, &[count, 2], &all)
+    let elements: Vec<f64> = (0..count).flat_map(|row| row_of(rank, row)).collect();
+    tensor(DType::F32, &[count, 2], &elements)
 }
 
 const TOKENS: usize = 7;
@@ -88,32 +88,36 @@ fn rows_go_to_the_ranks_that_sizes_say() {
             let own: Vec<f64> = sizes[r].iter().map(|n| *n as f64).collect();
             vec![rows(r, TOKENS), tensor(DType::I64, &[2], &own)]
         });
-        let found = results(&imported(&fake, 2).expect("a program"), arguments.collect()).expect("a run");
-        for (me, found) in found.iter().enumerate() {
+        let outputs = results(&imported(&fake, 2).expect("a program"), arguments.collect()).expect("a run");
+        for (me, received_rows) in outputs.iter().enumerate() {
             let mut expected = Vec::new();
             for (p, own) in sizes.iter().enumerate() {
                 let start: usize = own[..me].iter().sum();
                 expected.extend((start..start + own[me]).flat_map(|row| row_of(p, row)));
             }
             expected.resize(CAPACITY * 2, 0.0);
-            assert_eq!(found[0], expected, "rank {me} of {sizes:?}");
+            assert_eq!(received_rows[0], expected, "rank {me} of {sizes:?}");
             let received = [sizes[0][me] as f64, sizes[1][me] as f64];
-            assert_eq!(found[1], [received[0], received[1], 0.0, received[0]], "rank {me} of {sizes:?}");
+            assert_eq!(
+                received_rows[1],
+                [received[0], received[1], 0.0, received[0]],
+                "rank {me} of {sizes:?}"
+            );
         }
     }
 }
 
 /// Sizes of chunks for each expert of all ranks, with empty ones.
 fn chunk_sizes(seed: usize, n: usize, local: usize) -> Vec<Vec<usize>> {
-    let mut left = vec![TOKENS; n];
-    let mut all = vec![vec![0; n * local]; n];
-    for (p, sizes) in all.iter_mut().enumerate() {
+    let mut remaining = vec![TOKENS; n];
+    let mut sizes_by_rank = vec![vec![0; n * local]; n];
+    for (p, sizes) in sizes_by_rank.iter_mut().enumerate() {
         for (e, size) in sizes.iter_mut().enumerate() {
-            *size = ((seed * 7 + p * 5 + e * 3) % 4).min(left[p]);
-            left[p] -= *size;
+            *size = ((seed * 7 + p * 5 + e * 3) % 4).min(remaining[p]);
+            remaining[p] -= *size;
         }
     }
-    all
+    sizes_by_rank
 }
 
 /// The offset and the size of the chunk of each local expert of a rank and each source.
@@ -121,12 +125,12 @@ fn layout(sizes: &[Vec<usize>], me: usize, local: usize, align: usize) -> Vec<(u
     let mut out = Vec::new();
     let mut start = 0;
     for l in 0..local {
-        let mut at = start;
+        let mut offset = start;
         for own in sizes {
-            out.push((at, own[me * local + l]));
-            at += own[me * local + l];
+            out.push((offset, own[me * local + l]));
+            offset += own[me * local + l];
         }
-        start += up(at - start, align).max(align);
+        start += up(offset - start, align).max(align);
     }
     out
 }
@@ -138,20 +142,20 @@ fn rows_go_to_experts_and_back() {
             let local = 2;
             let sizes = chunk_sizes(seed, n, local);
             let chunks = n * local;
-            let more = format!("in_splits=%s major_align={align}");
+            let arguments_text = format!("in_splits=%s major_align={align}");
             let there = exchange(
                 "symm_mem.all_to_all_vdev_2d.default",
                 &format!("i64[{chunks}]"),
                 &chunks.to_string(),
-                &more,
+                &arguments_text,
             );
             let arguments = (0..n).map(|r| {
                 let own: Vec<f64> = sizes[r].iter().map(|n| *n as f64).collect();
                 vec![rows(r, TOKENS), tensor(DType::I64, &[chunks], &own)]
             });
-            let found =
+            let outputs =
                 results(&imported(&there, n as u32).expect("a program"), arguments.collect()).expect("a run");
-            for (me, found) in found.iter().enumerate() {
+            for (me, rank_outputs) in outputs.iter().enumerate() {
                 let mut expected = vec![0.0; CAPACITY * 2];
                 let chunks = layout(&sizes, me, local, align);
                 for (i, &(at, count)) in chunks.iter().enumerate() {
@@ -161,11 +165,11 @@ fn rows_go_to_experts_and_back() {
                         expected[(at + row) * 2..(at + row) * 2 + 2].copy_from_slice(&row_of(p, start + row));
                     }
                 }
-                assert_eq!(found[0], expected, "rank {me} of {n}, {sizes:?}");
+                assert_eq!(rank_outputs[0], expected, "rank {me} of {n}, {sizes:?}");
                 let counts = chunks.iter().map(|c| c.1 as f64).chain(chunks.iter().map(|c| c.0 as f64));
-                assert_eq!(found[1], counts.collect::<Vec<_>>(), "rank {me} of {n}, {sizes:?}");
+                assert_eq!(rank_outputs[1], counts.collect::<Vec<_>>(), "rank {me} of {n}, {sizes:?}");
             }
-            rows_come_back(n, local, &sizes, align, &found);
+            rows_come_back(n, local, &sizes, align, &outputs);
         }
     }
 }
@@ -196,19 +200,20 @@ fn rows_come_back(n: usize, local: usize, sizes: &[Vec<usize>], align: usize, se
     let arguments = sent.iter().map(|own| {
         vec![tensor(DType::F32, &[CAPACITY, 2], &own[0]), tensor(DType::I64, &[2, chunks], &own[1])]
     });
-    let found = results(&imported(&back, n as u32).expect("a program"), arguments.collect()).expect("a run");
-    for (me, found) in found.iter().enumerate() {
+    let outputs =
+        results(&imported(&back, n as u32).expect("a program"), arguments.collect()).expect("a run");
+    for (me, rank_outputs) in outputs.iter().enumerate() {
         let total: usize = sizes[me].iter().sum();
         let mut expected: Vec<f64> = (0..total).flat_map(|row| row_of(me, row)).collect();
         expected.resize(TOKENS * 2, 0.0);
-        assert_eq!(found[0], expected, "back at rank {me}, {sizes:?}, {align}");
-        let mut at = 0;
+        assert_eq!(rank_outputs[0], expected, "back at rank {me}, {sizes:?}, {align}");
+        let mut offset = 0;
         let starts = sizes[me].iter().map(|size| {
-            at += size;
-            (at - size) as f64
+            offset += size;
+            (offset - size) as f64
         });
         let expected: Vec<f64> = sizes[me].iter().map(|s| *s as f64).chain(starts).collect();
-        assert_eq!(found[1], expected, "back at rank {me}, {sizes:?}");
+        assert_eq!(rank_outputs[1], expected, "back at rank {me}, {sizes:?}");
     }
 }
 
@@ -362,13 +367,13 @@ fn tiles_are_summed_at_their_roots() {
         let arguments = (0..2).map(|r| {
             (0..2).map(|i| tensor(DType::F32, &[1, 2], &[tile(r, i), -tile(r, i)])).collect::<Vec<_>>()
         });
-        let found = results(&imported(&fake, 2).expect("a program"), arguments.collect()).expect("a run");
-        for (rank, found) in found.iter().enumerate() {
+        let outputs = results(&imported(&fake, 2).expect("a program"), arguments.collect()).expect("a run");
+        for (rank, rank_outputs) in outputs.iter().enumerate() {
             let expected = match roots.iter().position(|r| *r == rank as i64) {
                 Some(i) => vec![tile(0, i) + tile(1, i), -tile(0, i) - tile(1, i)],
                 None => vec![7.0, 7.0],
             };
-            assert_eq!(found[0], expected, "rank {rank}, roots {roots:?}");
+            assert_eq!(rank_outputs[0], expected, "rank {rank}, roots {roots:?}");
         }
     }
 }
@@ -391,10 +396,10 @@ fn blocks_are_summed_at_their_destinations() {
         let own: Vec<f64> = (0..6).map(|i| (10 * r + i) as f64).collect();
         vec![tensor(DType::F32, &[1, 6], &own)]
     });
-    let found = results(&imported(&fake, 2).expect("a program"), arguments.collect()).expect("a run");
+    let outputs = results(&imported(&fake, 2).expect("a program"), arguments.collect()).expect("a run");
     let sum = |i: usize| (10 + 2 * i) as f64;
-    assert_eq!(found[0], [vec![sum(1)], vec![sum(2), sum(3)]]);
-    assert_eq!(found[1], [vec![sum(0)], vec![sum(4), sum(5)]]);
+    assert_eq!(outputs[0], [vec![sum(1)], vec![sum(2), sum(3)]]);
+    assert_eq!(outputs[1], [vec![sum(0)], vec![sum(4), sum(5)]]);
 }
 
 #[test]
@@ -421,8 +426,8 @@ fn axes_are_scattered_and_gathered() {
             let own: Vec<f64> = (0..8).map(|i| (10 * r + i) as f64).collect();
             vec![tensor(DType::F32, &shape, &own)]
         });
-        let found = results(&imported(&fake, 2).expect("a program"), arguments.collect()).expect("a run");
-        for (me, found) in found.iter().enumerate() {
+        let outputs = results(&imported(&fake, 2).expect("a program"), arguments.collect()).expect("a run");
+        for (me, rank_outputs) in outputs.iter().enumerate() {
             let (rows, columns) = if axes.0 == 1 { (4, 2) } else { (2, 4) };
             let mut expected = Vec::new();
             for i in 0..rows {
@@ -434,7 +439,7 @@ fn axes_are_scattered_and_gathered() {
                     expected.push((10 * p + row * columns + column) as f64);
                 }
             }
-            assert_eq!(found[0], expected, "rank {me}, {op}, {axes:?}");
+            assert_eq!(rank_outputs[0], expected, "rank {me}, {op}, {axes:?}");
         }
     }
 }
@@ -456,14 +461,14 @@ fn ring(rank: usize, n: usize) -> Fake {
 #[test]
 fn sends_of_all_ranks_are_a_permutation() {
     for n in [2usize, 4] {
-        let all: Vec<Vec<u8>> = (0..n).map(|rank| ring(rank, n).bytes()).collect();
-        let files: Vec<&[u8]> = all.iter().map(Vec::as_slice).collect();
+        let archives: Vec<Vec<u8>> = (0..n).map(|rank| ring(rank, n).bytes()).collect();
+        let files: Vec<&[u8]> = archives.iter().map(Vec::as_slice).collect();
         let imported = import_ranks(&files, &ImportOptions::default()).expect("one program");
         let arguments = (0..n).map(|r| vec![tensor(DType::F32, &[2], &[r as f64, 10.0 * r as f64])]);
-        let found = results(&imported, arguments.collect()).expect("a run");
-        for (rank, found) in found.iter().enumerate() {
+        let outputs = results(&imported, arguments.collect()).expect("a run");
+        for (rank, rank_outputs) in outputs.iter().enumerate() {
             let from = ((rank + n - 1) % n) as f64;
-            assert_eq!(found[0], [from, 10.0 * from], "rank {rank} of {n}");
+            assert_eq!(rank_outputs[0], [from, 10.0 * from], "rank {rank} of {n}");
         }
     }
     let error = imported(&ring(0, 4), 4).expect_err("one rank");
@@ -536,8 +541,8 @@ fn an_expanded_axis_bounds_a_number_that_is_data() {
     };
     let run = imported(&expanded("3,2", "[$u0,2]"), 1).expect("a program");
     let x = tensor(DType::F32, &[3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
-    let found = results(&run, vec![vec![x, tensor(DType::I64, &[], &[3.0])]]).expect("a run");
-    assert_eq!(found[0][0], [9.0, 12.0]);
+    let outputs = results(&run, vec![vec![x, tensor(DType::I64, &[], &[3.0])]]).expect("a run");
+    assert_eq!(outputs[0][0], [9.0, 12.0]);
     // One row is repeated any number of times.
     let error = imported(&expanded("1,2", "[$u0,2]"), 1).expect_err("no bound");
     assert!(error.contains("`u0` depends on data and has no upper bound"), "{error}");
@@ -594,15 +599,15 @@ fn counts_must_add_up_to_the_output_size() {
             .output("y")
     };
     let x = tensor(DType::F32, &[3, 2], &[1.0, 2.0, 10.0, 20.0, 100.0, 200.0]);
-    let given = repeated(Fake::new().input("counts", "i64[3]"), "counts", "4");
-    let given = imported(&given, 1).expect("a program");
+    let fake = repeated(Fake::new().input("counts", "i64[3]"), "counts", "4");
+    let counted = imported(&fake, 1).expect("a program");
     for counts in [[1.0, 3.0, 0.0], [0.0, 0.0, 4.0]] {
-        let found = results(&given, vec![vec![tensor(DType::I64, &[3], &counts), x.clone()]]);
-        assert!(found.is_ok(), "{counts:?}: {found:?}");
+        let outcome = results(&counted, vec![vec![tensor(DType::I64, &[3], &counts), x.clone()]]);
+        assert!(outcome.is_ok(), "{counts:?}: {outcome:?}");
     }
     for counts in [[1.0, 2.0, 0.0], [0.0, 0.0, 0.0], [4.0, 1.0, 0.0], [1.0, 3.0, 1.0]] {
-        let found = results(&given, vec![vec![tensor(DType::I64, &[3], &counts), x.clone()]]);
-        let error = found.expect_err("an index outside the axis");
+        let outcome = results(&counted, vec![vec![tensor(DType::I64, &[3], &counts), x.clone()]]);
+        let error = outcome.expect_err("an index outside the axis");
         assert!(error.contains("the index 3 at position 0 of the indices is outside axis 0"), "{error}");
     }
     let stored: Vec<u8> = [1i64, 2, 1].iter().flat_map(|n| n.to_le_bytes()).collect();
@@ -612,8 +617,8 @@ fn counts_must_add_up_to_the_output_size() {
         repeated(fake, "same", size)
     };
     let program = imported(&constant("4"), 1).expect("a program");
-    let found = results(&program, vec![vec![x.clone()]]).expect("a run").remove(0).remove(0);
-    assert_eq!(found, [1.0, 2.0, 10.0, 20.0, 10.0, 20.0, 100.0, 200.0]);
+    let repeated_rows = results(&program, vec![vec![x.clone()]]).expect("a run").remove(0).remove(0);
+    assert_eq!(repeated_rows, [1.0, 2.0, 10.0, 20.0, 10.0, 20.0, 100.0, 200.0]);
     for size in ["3", "5"] {
         let error = imported(&constant(size), 1).expect_err("another size");
         let expected = format!("expected 4 as `output_size`, the sum of the counts, found {size}");
@@ -626,9 +631,9 @@ fn whole_rows_are_outputs_of_fixed_extents() {
     let fake = sized(Some(6), "symmc.whole_rows.default", "x=%rows", "f32[u0,2]");
     let x: Vec<f64> = (0..12).map(f64::from).collect();
     let arguments = vec![tensor(DType::F32, &[6, 2], &x), tensor(DType::I64, &[], &[2.0])];
-    let found = results(&imported(&fake, 1).expect("a program"), vec![arguments]).expect("a run");
-    assert_eq!(found[0][0].len(), 12);
-    assert_eq!(found[0][0][..4], x[..4]);
+    let outputs = results(&imported(&fake, 1).expect("a program"), vec![arguments]).expect("a run");
+    assert_eq!(outputs[0][0].len(), 12);
+    assert_eq!(outputs[0][0][..4], x[..4]);
 }
 
 #[test]
@@ -655,8 +660,9 @@ fn dynamic_rows_with_a_fixed_sum_have_that_extent() {
     };
     let x: Vec<f64> = (0..12).map(f64::from).collect();
     let arguments = vec![tensor(DType::F32, &[6, 2], &x), tensor(DType::I64, &[2], &[4.0, 2.0])];
-    let found = results(&imported(&split("u0 + u1"), 1).expect("a program"), vec![arguments]).expect("a run");
-    assert_eq!(found[0][0], [&x[8..], &x[..8]].concat());
+    let outputs =
+        results(&imported(&split("u0 + u1"), 1).expect("a program"), vec![arguments]).expect("a run");
+    assert_eq!(outputs[0][0], [&x[8..], &x[..8]].concat());
     let error = imported(&split("u0"), 1).expect_err("another extent");
     assert!(error.contains("expected an extent of `u0`"), "{error}");
 }

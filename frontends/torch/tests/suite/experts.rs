@@ -68,7 +68,7 @@ fn exchanges_by_data_give_what_pytorch_gave() {
         let inputs: Vec<Vec<Arc<Tensor>>> = (0..ranks)
             .map(|rank| {
                 let mut arguments = 0..;
-                let of = |i: &symmc_ir::GraphInput| match i.kind {
+                let data_of = |i: &symmc_ir::GraphInput| match i.kind {
                     InputKind::Argument => {
                         let k = arguments.next().unwrap();
                         Arc::new(recorded.tensor(&format!("rank{rank}.in.{k}")).expect("an argument"))
@@ -78,17 +78,17 @@ fn exchanges_by_data_give_what_pytorch_gave() {
                     }
                     InputKind::Constant => i.data.clone().expect("its data"),
                 };
-                imported.graph.inputs.values().map(of).collect()
+                imported.graph.inputs.values().map(data_of).collect()
             })
             .collect();
-        let found =
+        let outputs_by_rank =
             run(&imported.graph, &SymbolBindings::new(), &inputs).unwrap_or_else(|e| panic!("{name}: {e}"));
-        for (rank, outputs) in found.iter().enumerate() {
-            for (k, found) in outputs.iter().enumerate() {
+        for (rank, outputs) in outputs_by_rank.iter().enumerate() {
+            for (k, actual) in outputs.iter().enumerate() {
                 let expected = recorded.tensor(&format!("rank{rank}.out.{k}")).expect("an output");
-                assert_eq!(found.shape(), expected.shape(), "{name}: output {k}");
+                assert_eq!(actual.shape(), expected.shape(), "{name}: output {k}");
                 let largest = expected.to_f64().iter().fold(0.0f64, |m, x| m.max(x.abs()));
-                for (i, (a, b)) in found.to_f64().iter().zip(expected.to_f64()).enumerate() {
+                for (i, (a, b)) in actual.to_f64().iter().zip(expected.to_f64()).enumerate() {
                     let distance = (a - b).abs();
                     assert!(
                         distance <= tolerance * largest,

@@ -83,7 +83,7 @@ fn callers_say_more_of_symbols() {
         .input("y", "f32[s1,4096]")
         .node("aten.add.Tensor", "self=%x other=%y", &[("z", "f32[s0,4096]")])
         .output("z");
-    let given = |extents: &[(&str, &str)]| {
+    let options_of = |extents: &[(&str, &str)]| {
         let parse = |(name, text): &(&str, &str)| {
             ((*name).to_string(), SymbolConstraint::parse(text).expect("an extent"))
         };
@@ -98,10 +98,11 @@ fn callers_say_more_of_symbols() {
     };
     assert!(error.to_string().contains("the extents s0 and s1 do not broadcast"), "{error}");
     assert_eq!((of.named, of.unbounded), (vec!["s0".into(), "s1".into()], vec!["s0".into(), "s1".into()]));
-    let imported = import(&fake.bytes(), &given(&[("s0", "1..64"), ("s1", "s0")])).expect("one extent");
+    let imported = import(&fake.bytes(), &options_of(&[("s0", "1..64"), ("s1", "s0")])).expect("one extent");
     assert_eq!(symbols(&imported.graph), [("s0", 2, 64, None)]);
     assert!(imported.unbounded.is_empty());
-    let error = import(&fake.bytes(), &given(&[("s2", "1..64")])).expect_err("no such symbol").to_string();
+    let error =
+        import(&fake.bytes(), &options_of(&[("s2", "1..64")])).expect_err("no such symbol").to_string();
     assert_eq!(error, "symbol `s2`: expected a symbol of the program: s0, s1, found `s2`");
     // Errors about sizes that are too large name the symbols.
     let large = Fake::new()
@@ -119,7 +120,7 @@ fn callers_say_more_of_symbols() {
         "{message}"
     );
     assert_eq!(of.unbounded, ["s0", "s1"]);
-    import(&large.bytes(), &given(&[("s0", "..64"), ("s1", "..4096")])).expect("a program");
+    import(&large.bytes(), &options_of(&[("s0", "..64"), ("s1", "..4096")])).expect("a program");
     // Recorded arguments bound symbols without an upper bound.
     let recorded =
         SymbolConstraints { recorded_shapes: vec![vec![3, 5, 4096]], ..SymbolConstraints::default() };
@@ -141,15 +142,15 @@ fn extents_are_simplified_by_symbol_ranges() {
     let mut entries = fake.entries();
     entries.iter_mut().find(|e| e.0.starts_with("models")).expect("a model").1 = text.into_bytes();
     let bytes = crate::common::zipped("", &entries);
-    let given = |text: &str| {
+    let options_of = |text: &str| {
         let extents = vec![("tokens".to_string(), SymbolConstraint::parse(text).expect("an extent"))];
         ImportOptions {
             constraints: SymbolConstraints { constraints: extents, ..SymbolConstraints::default() },
             ..ImportOptions::default()
         }
     };
-    assert!(import(&bytes, &given("2..65")).is_err());
-    import(&bytes, &given("2..64")).expect("a program");
+    assert!(import(&bytes, &options_of("2..65")).is_err());
+    import(&bytes, &options_of("2..64")).expect("a program");
 }
 
 #[test]
@@ -249,8 +250,8 @@ fn symbolic_floats_stand_where_numbers_stand() {
         .node("aten.mul.Tensor", "self=%x other=~f", &[("y", "f32[2]")])
         .output("y");
     let imported = unknown.import().unwrap();
-    let told = imported.notes.join("; ");
-    assert!(told.contains("aten.mul.Tensor stays opaque") && told.contains("Symbol('zuf0')"), "{told}");
+    let notes = imported.notes.join("; ");
+    assert!(notes.contains("aten.mul.Tensor stays opaque") && notes.contains("Symbol('zuf0')"), "{notes}");
 }
 
 #[test]
@@ -345,8 +346,8 @@ fn arguments_that_the_program_fixes_are_named() {
         fake.input_specs.push(json!({"constant_input": {"name": name, "value": value}}));
     }
     let notes = fake.import().unwrap().notes;
-    let found: Vec<_> = notes.iter().map(|n| n.split(" in this program").next().unwrap()).collect();
-    assert_eq!(found, ["the argument n is fixed to 3", "the argument how is fixed to \"fast\""]);
+    let first_parts: Vec<_> = notes.iter().map(|n| n.split(" in this program").next().unwrap()).collect();
+    assert_eq!(first_parts, ["the argument n is fixed to 3", "the argument how is fixed to \"fast\""]);
 }
 
 #[test]
@@ -427,8 +428,11 @@ fn broken_nodes_are_refused_by_name() {
             "its name says that it writes its operand, and it is not supported",
         ),
     ] {
-        let found = node(target, arguments, ty);
-        assert!(found.contains(expected) && found.contains("node `y`"), "expected {expected}, found {found}");
+        let message = node(target, arguments, ty);
+        assert!(
+            message.contains(expected) && message.contains("node `y`"),
+            "expected {expected}, found {message}"
+        );
     }
 }
 
@@ -625,8 +629,8 @@ fn groups_have_the_members_that_are_given() {
             "group `tp`: the list of its members says 3 ranks, node `p` says 2",
         ),
     ] {
-        let found = with(tp, ranks).unwrap_err().to_string();
-        assert!(found.contains(expected), "expected {expected}, found {found}");
+        let message = with(tp, ranks).unwrap_err().to_string();
+        assert!(message.contains(expected), "expected {expected}, found {message}");
     }
 }
 
@@ -640,32 +644,32 @@ fn groups_that_nothing_describes_are_listed() {
                 for assumed in [None, Some(2), Some(4), Some(8)] {
                     let fake = gathers([(first, 2), (second, 4)]);
                     let options = ImportOptions { ranks, assumed_ranks: assumed, ..ImportOptions::default() };
-                    let found = import(&fake.bytes(), &options);
+                    let outcome = import(&fake.bytes(), &options);
                     // The size that the default group states takes precedence over the assumed number of
                     // ranks.
                     let stated = [(first, 2), (second, 4)].iter().find(|g| g.0 == "0").map(|g| g.1);
                     if first == second || matches!((stated, ranks), (Some(s), Some(r)) if s != r) {
                         assert!(
-                            matches!(found, Err(ImportError::Ranks { .. })),
-                            "{first} {second} {found:?}"
+                            matches!(outcome, Err(ImportError::Ranks { .. })),
+                            "{first} {second} {outcome:?}"
                         );
                         continue;
                     }
                     let world = ranks.or(stated).or(assumed);
-                    let left: Vec<&str> = [(first, 2), (second, 4)]
+                    let undescribed: Vec<&str> = [(first, 2), (second, 4)]
                         .iter()
                         .filter(|g| g.0 != "0" && Some(g.1) != world)
                         .map(|g| g.0)
                         .collect();
-                    match found {
+                    match outcome {
                         Ok(imported) => {
-                            assert_eq!(left, [""; 0]);
+                            assert_eq!(undescribed, [""; 0]);
                             assert_eq!(imported.graph.ranks, world);
                             assert_eq!(imported.ranks_assumed, ranks.or(stated).is_none() && world.is_some());
                         }
                         Err(ImportError::Undescribed { groups, ranks }) => {
                             let names: Vec<&str> = groups.iter().map(|g| g.name.as_str()).collect();
-                            assert_eq!((names, ranks), (left, world));
+                            assert_eq!((names, ranks), (undescribed, world));
                         }
                         Err(e) => panic!("{first} {second} {ranks:?} {assumed:?}: {e}"),
                     }
@@ -673,10 +677,10 @@ fn groups_that_nothing_describes_are_listed() {
             }
         }
     }
-    let found = gathers([("1", 2), ("tp", 4)]).error();
+    let message = gathers([("1", 2), ("tp", 4)]).error();
     let expected =
         "the members of group `1` (2 ranks each, node `p`) and group `tp` (4 ranks each, node `q`)";
-    assert!(found.contains(expected), "{found}");
+    assert!(message.contains(expected), "{message}");
 }
 
 #[test]

@@ -44,8 +44,8 @@ fn typed(text: &str) -> (&str, Vec<f64>) {
 }
 
 pub(crate) fn case(line: &str) -> CallCase<'_> {
-    let parts: Vec<&str> = line.split('|').map(str::trim).collect();
-    let [operands, call, results] = parts.as_slice() else { panic!("three parts: {line}") };
+    let fields: Vec<&str> = line.split('|').map(str::trim).collect();
+    let [operands, call, results] = fields.as_slice() else { panic!("three parts: {line}") };
     let operand = |text| {
         let text: &str = text;
         let (name, rest) = text.trim().split_once('=').expect("name=type");
@@ -121,10 +121,10 @@ pub(crate) fn outcome(case: &CallCase<'_>) -> Result<CallOutcome, String> {
         return Ok(CallOutcome::Opaque(format!("{:?}", op.op)));
     }
     let inputs: Vec<Arc<Tensor>> = case.operands.iter().map(|o| Arc::new(tensor(o.1, &o.2))).collect();
-    let found =
+    let outputs =
         symmc_ir::interp::run(&graph, &SymbolBindings::new(), &[inputs]).map_err(|e| e.to_string())?;
-    let found = found.into_iter().next().unwrap_or_default();
-    Ok(CallOutcome::Results(found))
+    let outputs = outputs.into_iter().next().unwrap_or_default();
+    Ok(CallOutcome::Results(outputs))
 }
 
 /// The results of a line for which it has numbers.
@@ -135,15 +135,15 @@ pub(crate) fn expected(case: &CallCase<'_>) -> Vec<Tensor> {
 
 fn check(line: &str) -> Result<(), String> {
     let case = case(line);
-    let found = match outcome(&case)? {
+    let results = match outcome(&case)? {
         CallOutcome::Refused(ImportError::Dtypes { .. }) if case.raises => return Ok(()),
         _ if case.raises => return Err("it is imported, and PyTorch raises".into()),
-        CallOutcome::Results(found) => found,
+        CallOutcome::Results(results) => results,
         CallOutcome::Opaque(op) => return Err(format!("it stays opaque: {op}")),
         CallOutcome::Refused(error) => return Err(error.to_string()),
     };
-    for (found, expected) in found.iter().zip(expected(&case)) {
-        near(found, &expected)?;
+    for (actual, expected) in results.iter().zip(expected(&case)) {
+        near(actual, &expected)?;
     }
     Ok(())
 }

@@ -46,9 +46,9 @@ fn every_program_imports() {
         let graph = &imported.graph;
         assert_eq!(graph.ranks, ranks, "{name}");
         assert_eq!(collectives(graph), expected, "{name}");
-        let found: Vec<_> =
+        let actual: Vec<_> =
             graph.symbols.values().map(|s| (s.name.as_str(), s.min, s.max, s.alias.as_deref())).collect();
-        assert_eq!(found, symbols, "{name}");
+        assert_eq!(actual, symbols, "{name}");
         assert_eq!(imported.weights.len(), weights, "{name}");
         let opaque = graph.nodes.values().filter(|n| matches!(n.op, Op::Opaque { .. })).count();
         assert_eq!(opaque, 0, "{name}: {:?}", imported.notes);

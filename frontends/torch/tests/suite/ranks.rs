@@ -24,16 +24,16 @@ fn outputs(imported: &ImportOutput, arguments: &[Tensor]) -> Vec<Vec<f64>> {
         .iter()
         .map(|weights| {
             let mut arguments = arguments.iter();
-            let of = |i: &symmc_ir::GraphInput| match i.kind {
+            let data_of = |i: &symmc_ir::GraphInput| match i.kind {
                 InputKind::Argument => Arc::new(arguments.next().expect("an argument").clone()),
                 InputKind::Parameter => weights[&i.source].clone(),
                 InputKind::Constant => i.data.clone().expect("its data"),
             };
-            imported.graph.inputs.values().map(of).collect()
+            imported.graph.inputs.values().map(data_of).collect()
         })
         .collect();
-    let found = symmc_ir::interp::run(&imported.graph, &SymbolBindings::new(), &inputs).expect("a run");
-    found.into_iter().map(|outputs| outputs[0].to_f64()).collect()
+    let results = symmc_ir::interp::run(&imported.graph, &SymbolBindings::new(), &inputs).expect("a run");
+    results.into_iter().map(|outputs| outputs[0].to_f64()).collect()
 }
 
 fn ints(values: &[i64]) -> Tensor {
@@ -177,8 +177,8 @@ fn slices_are_written_where_the_rank_says() {
             .node("aten.slice_scatter.default", &format!("self=%x src=%new {slice}"), &[("y", "i64[6]")])
             .output("y")
     };
-    let found = refusal(&[fake("start=0 end=2"), fake("start=2 end=5")]);
-    assert!(found.contains("slices of the same length"), "{found}");
+    let message = refusal(&[fake("start=0 end=2"), fake("start=2 end=5")]);
+    assert!(message.contains("slices of the same length"), "{message}");
 }
 
 #[test]
@@ -218,8 +218,8 @@ fn other_differences_are_refused_by_name() {
             "after node `y`: rank 0 has the end of the graph, this rank has node `z`",
         ),
     ] {
-        let found = refusal(&[a, b]);
-        assert!(found.contains(expected), "expected {expected}, found {found}");
+        let message = refusal(&[a, b]);
+        assert!(message.contains(expected), "expected {expected}, found {message}");
     }
 }
 
@@ -271,10 +271,10 @@ fn groups_have_the_cells_that_their_names_tell() {
     let cells = |cells: [[u32; 2]; 2]| GroupMembers::Cells(cells.map(|c| c.to_vec()).to_vec());
     assert_eq!(members, [cells([[0, 1], [2, 3]]), cells([[0, 2], [1, 3]])]);
     // The same name on all ranks implies nothing, and cells must have equal sizes.
-    let found = refusal(&[rank("3", "0"), rank("3", "0")]);
-    assert!(found.contains("the members of group `3`"), "{found}");
-    let found = refusal(&[rank("3", "0"), rank("3", "0"), rank("4", "0")]);
-    assert!(found.contains("group `3`: expected lists of ranks of equal length"), "{found}");
+    let message = refusal(&[rank("3", "0"), rank("3", "0")]);
+    assert!(message.contains("the members of group `3`"), "{message}");
+    let message = refusal(&[rank("3", "0"), rank("3", "0"), rank("4", "0")]);
+    assert!(message.contains("group `3`: expected lists of ranks of equal length"), "{message}");
 }
 
 /// A rank that adds 100 times its number to `x` and exchanges slices of the sum.
@@ -306,8 +306,8 @@ fn pieces_that_differ_between_ranks_are_exchanged() {
     ] {
         let ranks: Vec<Fake> = (0..3).map(|r| exchanging(r, to[r], from[r])).collect();
         let imported = import_all_ranks(&ranks).expect("one program");
-        let found = outputs(&imported, std::slice::from_ref(&x));
-        assert_eq!(found, expected.map(|e| e.to_vec()), "{to:?}");
+        let actual = outputs(&imported, std::slice::from_ref(&x));
+        assert_eq!(actual, expected.map(|e| e.to_vec()), "{to:?}");
     }
     for (to, from, expected) in [
         (["[1,2]", "[2,1]"], ["[1,1]", "[2,1]"], "to receive as many rows from rank 1 as that rank sends"),
@@ -327,29 +327,29 @@ fn part(form: &str, r: usize) -> Fake {
     let list = |target: &str, arguments: &str| {
         fake.clone().list_node(target, arguments, &pieces).output(&format!("p{r}"))
     };
-    let one = |target: &str, arguments: String, ty: &str| {
+    let call = |target: &str, arguments: String, ty: &str| {
         fake.clone().node(target, &arguments, &[("y", ty)]).output("y")
     };
     let end = if r == 2 { i64::MAX } else { -4 + 2 * r as i64 };
     match form {
-        "narrow" => one("aten.narrow.default", format!("self=%x dim=0 start={} length=2", 2 * r), "i64[2]"),
-        "narrow from the end" => one(
+        "narrow" => call("aten.narrow.default", format!("self=%x dim=0 start={} length=2", 2 * r), "i64[2]"),
+        "narrow from the end" => call(
             "aten.narrow.default",
             format!("self=%x dim=-1 start={} length=2", 2 * r as i64 - 6),
             "i64[2]",
         ),
         "slice from the end" => {
-            one("aten.slice.Tensor", format!("self=%x dim=0 start={} end={end}", 2 * r as i64 - 6), "i64[2]")
+            call("aten.slice.Tensor", format!("self=%x dim=0 start={} end={end}", 2 * r as i64 - 6), "i64[2]")
         }
         "split" => list("aten.split.Tensor", "self=%x split_size=2"),
         "sizes" => list("aten.split_with_sizes.default", "self=%x split_sizes=[2,2,2] dim=-1"),
         "chunk" => list("aten.chunk.default", "self=%x chunks=3"),
         "sections" => list("aten.tensor_split.sections", "self=%x sections=3"),
-        "last" => one("aten.select.int", format!("self=%x dim=0 index={}", -1 - r as i64), "i64[]"),
+        "last" => call("aten.select.int", format!("self=%x dim=0 index={}", -1 - r as i64), "i64[]"),
         "unbind" => {
-            let all: Vec<(String, &str)> = (0..6).map(|i| (format!("p{i}"), "i64[]")).collect();
-            let all: Vec<(&str, &str)> = all.iter().map(|(n, t)| (n.as_str(), *t)).collect();
-            fake.clone().list_node("aten.unbind.int", "self=%x", &all).output(&format!("p{}", 2 * r))
+            let pieces: Vec<(String, &str)> = (0..6).map(|i| (format!("p{i}"), "i64[]")).collect();
+            let pieces: Vec<(&str, &str)> = pieces.iter().map(|(n, t)| (n.as_str(), *t)).collect();
+            fake.clone().list_node("aten.unbind.int", "self=%x", &pieces).output(&format!("p{}", 2 * r))
         }
         other => panic!("{other}"),
     }
@@ -452,8 +452,8 @@ fn parts_are_written_in_place() {
                     .collect()
             })
             .collect();
-        let found = symmc_ir::interp::run(graph, &SymbolBindings::new(), &inputs).expect("a run");
-        let sums: Vec<f64> = found.iter().map(|o| o[1].to_f64()[0]).collect();
+        let results = symmc_ir::interp::run(graph, &SymbolBindings::new(), &inputs).expect("a run");
+        let sums: Vec<f64> = results.iter().map(|o| o[1].to_f64()[0]).collect();
         let rows = |r: usize| if form == "index" { r..r + 1 } else { 2 * r..2 * r + 2 };
         let of_rank: Vec<f64> = (0..2).map(|r| expected[r][rows(r)].iter().sum()).collect();
         assert_eq!(sums, of_rank, "{form}");
@@ -503,13 +503,13 @@ fn parts_begin_at_multiples_of_sizes_that_vary() {
             let inputs: Vec<Vec<Arc<Tensor>>> = weights
                 .iter()
                 .map(|w| {
-                    let of =
+                    let data_of =
                         |i: &symmc_ir::GraphInput| w.get(&i.source).cloned().unwrap_or(Arc::new(x.clone()));
-                    imported.graph.inputs.values().map(of).collect()
+                    imported.graph.inputs.values().map(data_of).collect()
                 })
                 .collect();
-            let found = symmc_ir::interp::run(&imported.graph, &bindings, &inputs).expect("a run");
-            for (rank, outputs) in found.iter().enumerate() {
+            let results = symmc_ir::interp::run(&imported.graph, &bindings, &inputs).expect("a run");
+            for (rank, outputs) in results.iter().enumerate() {
                 let expected: Vec<f64> = (rank * size..(rank + 1) * size).map(|i| i as f64).collect();
                 assert_eq!(outputs[0].to_f64(), expected, "{form}, size {size}, rank {rank}");
             }

@@ -30,7 +30,7 @@ fn differences(name: &str, tensors: &str, ranks: u32) -> (f64, f64) {
     let bytes = std::fs::read(programs(&format!("{name}.pt2"))).unwrap();
     let graph = import(&bytes, &options).unwrap().graph;
     let bytes = std::fs::read(programs(&format!("{tensors}.safetensors"))).unwrap();
-    let all = SafeTensors::deserialize(&bytes).unwrap();
+    let recorded = SafeTensors::deserialize(&bytes).unwrap();
     let inputs: Vec<Vec<Arc<Tensor>>> = (0..ranks)
         .map(|rank| {
             let mut arguments = 0..;
@@ -39,9 +39,9 @@ fn differences(name: &str, tensors: &str, ranks: u32) -> (f64, f64) {
                 .values()
                 .map(|input| match input.kind {
                     InputKind::Constant => input.data.clone().unwrap(),
-                    InputKind::Parameter => tensor(&all, &format!("rank{rank}.w.{}", input.source)),
+                    InputKind::Parameter => tensor(&recorded, &format!("rank{rank}.w.{}", input.source)),
                     InputKind::Argument => {
-                        tensor(&all, &format!("rank{rank}.in.{}", arguments.next().unwrap()))
+                        tensor(&recorded, &format!("rank{rank}.in.{}", arguments.next().unwrap()))
                     }
                 })
                 .collect()
@@ -52,7 +52,7 @@ fn differences(name: &str, tensors: &str, ranks: u32) -> (f64, f64) {
     let (mut worst, mut largest) = (0.0f64, 0.0f64);
     for (rank, outputs) in outputs.iter().enumerate() {
         for (i, output) in outputs.iter().enumerate() {
-            let expected = tensor(&all, &format!("rank{rank}.out.{i}"));
+            let expected = tensor(&recorded, &format!("rank{rank}.out.{i}"));
             assert_eq!((output.dtype(), output.shape()), (expected.dtype(), expected.shape()));
             for (a, b) in output.to_f64().into_iter().zip(expected.to_f64()) {
                 assert!(a.is_finite());

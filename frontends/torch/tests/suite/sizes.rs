@@ -104,15 +104,15 @@ fn program(case: &SizeCase) -> Fake {
 #[test]
 fn constants_constraining_extents_are_checked_at_run_time() {
     for case in CASES {
-        let what = format!("{} {}", case.target, case.arguments);
+        let label = format!("{} {}", case.target, case.arguments);
         let graph = match program(case).import() {
             Ok(imported) if !imported.graph.nodes.values().any(|n| matches!(n.op, Op::Opaque { .. })) => {
                 imported.graph
             }
             Ok(_) if case.sizes.is_empty() => continue,
-            Ok(_) => panic!("{what}: it stays opaque"),
+            Ok(_) => panic!("{label}: it stays opaque"),
             Err(_) if case.sizes.is_empty() => continue,
-            Err(error) => panic!("{what}: {error}"),
+            Err(error) => panic!("{label}: {error}"),
         };
         let checks = BoundsChecks::derive(&graph);
         let runs_at = |n: &i64| {
@@ -120,8 +120,8 @@ fn constants_constraining_extents_are_checked_at_run_time() {
             graph.symbols.keys().for_each(|id| bindings.set(id, *n));
             checks.evaluate(&graph, &bindings).is_ok()
         };
-        let found: Vec<i64> = (1..=8).filter(runs_at).collect();
-        assert_eq!(found, case.sizes, "{what}");
+        let sizes: Vec<i64> = (1..=8).filter(runs_at).collect();
+        assert_eq!(sizes, case.sizes, "{label}");
     }
 }
 

@@ -135,8 +135,8 @@ fn value(
     Some(match (bare, list) {
         ("Tensor", true) => {
             let count = if calm { 2 } else { rng.next(4) };
-            let all: Vec<String> = (0..count).map(|_| tensor(fake, rng)).collect();
-            format!("[{}]", all.join(","))
+            let items: Vec<String> = (0..count).map(|_| tensor(fake, rng)).collect();
+            format!("[{}]", items.join(","))
         }
         ("Tensor", false) => tensor(fake, rng),
         ("int" | "SymInt", true) if calm && of.name == "normalized_shape" => "[3]".into(),
@@ -164,18 +164,18 @@ fn call(line: &str, rng: &mut RandomNumbers) -> (Fake, String, Vec<String>) {
     let mut fake = Fake::new();
     // One shape is often used for all tensors, so that more calls are valid.
     let calm = rng.next(2) == 0;
-    let one = [rng.pick(if calm { &COMMON_SHAPES } else { &TENSOR_SHAPES })];
-    let shapes: &[&str] = if calm || rng.next(3) > 0 { &one } else { &TENSOR_SHAPES };
-    let mut given = Vec::new();
+    let single = [rng.pick(if calm { &COMMON_SHAPES } else { &TENSOR_SHAPES })];
+    let shapes: &[&str] = if calm || rng.next(3) > 0 { &single } else { &TENSOR_SHAPES };
+    let mut values = Vec::new();
     for argument in &arguments {
         if let Some(value) = value(&mut fake, calm, shapes, argument, rng) {
-            given.push(format!("{}={value}", argument.name));
+            values.push(format!("{}={value}", argument.name));
         }
     }
     let count: usize =
         results.iter().map(|r| usize::from(r.starts_with("Tensor")) << usize::from(r.contains("[]"))).sum();
     let names = (0..count).map(|i| format!("r{i}")).collect();
-    (fake, format!("{target} {}", given.join(" ")), names)
+    (fake, format!("{target} {}", values.join(" ")), names)
 }
 
 /// Imports a call. If only the declared types of the results are wrong, imports it again with the types
@@ -199,14 +199,14 @@ fn import(fake: &Fake, call: &str, names: &[String]) -> Result<Graph, String> {
             Ok(imported) => return Ok(imported.graph),
             Err(e) => e.to_string(),
         };
-        let found = error.split_once("` for `").map_or(error.as_str(), |(_, rest)| rest);
-        let Some((found, i)) = names.iter().enumerate().find_map(|(i, n)| {
-            let rest = found.split_once(&format!("for `{n}`, found "))?.1;
-            Some((rest.to_string(), i))
+        let message = error.split_once("` for `").map_or(error.as_str(), |(_, rest)| rest);
+        let Some((ty, i)) = names.iter().enumerate().find_map(|(i, n)| {
+            let tail = message.split_once(&format!("for `{n}`, found "))?.1;
+            Some((tail.to_string(), i))
         }) else {
             return Err(error);
         };
-        types[i] = found;
+        types[i] = ty;
     }
     Err("its results".into())
 }

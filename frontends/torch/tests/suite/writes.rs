@@ -25,8 +25,8 @@ fn run_ranks(fake: &Fake, ranks: u32, inputs: &[&[f64]]) -> Vec<Vec<Vec<f64>>> {
             })
             .collect::<Vec<_>>()
     };
-    let all: Vec<Vec<Arc<Tensor>>> = (0..ranks).map(of_rank).collect();
-    let out = symmc_ir::interp::run(&graph, &SymbolBindings::new(), &all).unwrap();
+    let arguments: Vec<Vec<Arc<Tensor>>> = (0..ranks).map(of_rank).collect();
+    let out = symmc_ir::interp::run(&graph, &SymbolBindings::new(), &arguments).unwrap();
     out.iter().map(|rank| rank.iter().map(Tensor::to_f64).collect()).collect()
 }
 
@@ -56,9 +56,9 @@ fn writing_a_view_writes_its_base() {
         .node("aten.sum.default", "self=%v", &[("sum", "f32[]")]);
     let before = fake.clone().output("v").output("sum");
     assert_eq!(run(&before, &[&[0.0; 6], &[7.0, 8.0]]), [vec![7.0, 8.0], vec![15.0]]);
-    let whole = fake.output("b");
-    assert_eq!(run(&whole, &[&[0.0; 6], &[7.0, 8.0]]), [vec![0.0; 6]]);
-    let mut earlier = whole.clone();
+    let complete = fake.output("b");
+    assert_eq!(run(&complete, &[&[0.0; 6], &[7.0, 8.0]]), [vec![0.0; 6]]);
+    let mut earlier = complete.clone();
     earlier.nodes.truncate(4);
     earlier.output_specs.clear();
     let earlier = earlier.output("b");
@@ -95,10 +95,10 @@ fn every_view_of_what_is_written_shows_it() {
         .node("aten.add_.Tensor", "self=%t other=1.0", &[("a", "f32[2,2]")])
         .node("aten.select.int", "self=%flat dim=0 index=3", &[("last", "f32[]")])
         .node("aten.fill_.Scalar", "self=%last value=9", &[("f", "f32[]")]);
-    let all = fake.output("row").output("t").output("c").output("x");
+    let views = fake.output("row").output("t").output("c").output("x");
     let expected =
         [vec![3.0, 5.0], vec![3.0, 4.0, 5.0, 9.0], vec![3.0, 5.0, 4.0, 9.0], vec![1.0, 2.0, 3.0, 4.0]];
-    assert_eq!(run(&all, &[&[1.0, 2.0, 3.0, 4.0]]), expected);
+    assert_eq!(run(&views, &[&[1.0, 2.0, 3.0, 4.0]]), expected);
 }
 
 #[test]
@@ -365,8 +365,8 @@ fn a_declared_op_writes_what_its_schema_says() {
     assert_eq!(written(&custom(&[]), "mylib::f(Tensor(a!) out, Tensor x) -> ()"), (true, 1, 0));
     let own = custom(&[("r", "i64[3]")]).output("r");
     assert_eq!(written(&own, "mylib::f(Tensor(a!) out, Tensor x) -> Tensor"), (true, 2, 1));
-    let same = custom(&[("r", "f32[2]")]).output("r");
-    assert_eq!(written(&same, "mylib::f(Tensor(a!) out, Tensor x) -> Tensor(a!)"), (true, 1, 0));
+    let aliased = custom(&[("r", "f32[2]")]).output("r");
+    assert_eq!(written(&aliased, "mylib::f(Tensor(a!) out, Tensor x) -> Tensor(a!)"), (true, 1, 0));
     let pure = custom(&[("r", "f32[2]")]).output("r");
     assert!(!written(&pure, "mylib::f(Tensor out, Tensor x) -> Tensor").0);
     // A write to an argument is an output.
@@ -378,8 +378,8 @@ fn a_declared_op_writes_what_its_schema_says() {
 fn declared_schemas_must_be_read_and_used() {
     let error = |schemas: &[&str]| custom(&[]).import_with(schemas).unwrap_err().to_string();
     assert!(error(&["mylib::f(Tensor x"]).contains("the schema `mylib::f(Tensor x`: expected `-> results`"));
-    let other = error(&["mylib::g(Tensor x) -> Tensor"]);
-    assert!(other.contains("the program has no node of mylib.g.default"), "{other}");
+    let message = error(&["mylib::g(Tensor x) -> Tensor"]);
+    assert!(message.contains("the program has no node of mylib.g.default"), "{message}");
     let nothing = error(&["mylib::f(Tensor out, Tensor x) -> ()"]);
     assert!(nothing.contains("it has a side effect"), "{nothing}");
 }

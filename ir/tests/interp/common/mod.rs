@@ -73,8 +73,8 @@ pub fn check(op: Op, inputs: &[Tensor], expected: &[Tensor]) {
 #[track_caller]
 pub fn check_near(op: Op, inputs: &[Tensor], expected: &[Tensor], tolerance: f64) {
     let name = format!("{op:?}");
-    let found = apply(op, inputs, expected.iter().map(type_of).collect()).unwrap_or_else(|e| panic!("{e}"));
-    assert_same(&name, &found, expected, tolerance);
+    let results = apply(op, inputs, expected.iter().map(type_of).collect()).unwrap_or_else(|e| panic!("{e}"));
+    assert_same(&name, &results, expected, tolerance);
 }
 
 /// Asserts that the op fails on these inputs with exactly this message after rank, node and op.

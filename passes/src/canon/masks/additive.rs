@@ -44,10 +44,10 @@ impl AdditiveMask {
 
     /// The mask at the positions of a view.
     pub fn through_view(&self, view: &AxisView) -> Option<AdditiveMask> {
-        let seen =
+        let visible =
             self.visible.iter().map(|(c, x)| Some((c.through_view(view)?, *x))).collect::<Option<_>>()?;
-        let rest = self.rest.iter().map(|leaf| leaf.through_view(view)).collect::<Option<_>>()?;
-        Some(AdditiveMask { visible: seen, rest })
+        let leaves = self.rest.iter().map(|leaf| leaf.through_view(view)).collect::<Option<_>>()?;
+        Some(AdditiveMask { visible, rest: leaves })
     }
 
     pub fn combine_masks(mut self, other: AdditiveMask) -> Option<AdditiveMask> {
@@ -63,7 +63,7 @@ impl AdditiveMask {
 
     /// The conjunction of all conditions.
     pub fn condition(&self) -> Option<MaskCondition> {
-        self.visible.iter().try_fold(MaskCondition::constant(true), |all, (c, _)| all.and(c.clone()))
+        self.visible.iter().try_fold(MaskCondition::constant(true), |acc, (c, _)| acc.and(c.clone()))
     }
 }
 
@@ -106,16 +106,16 @@ fn split_broadcast_mask(
     split_mask(cx, mask, left).through_view(&AxisView::broadcast(cx.shape(mask), shape)?)
 }
 
-fn split_mask_op(cx: &Rewriter, value: ValueId, left: &mut usize) -> Option<AdditiveMask> {
+fn split_mask_op(cx: &Rewriter, value: ValueId, budget: &mut usize) -> Option<AdditiveMask> {
     let ty = cx.ty(value);
     let (op, inputs) = cx.def(value)?;
     let first = *inputs.first()?;
     match op {
         Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand | Op::Copy => {
-            split_mask(cx, first, left).through_view(&AxisView::of_op(op, cx.shape(first), &ty.shape)?)
+            split_mask(cx, first, budget).through_view(&AxisView::of_op(op, cx.shape(first), &ty.shape)?)
         }
         Op::Cast if cx.ty(first).dtype.is_float() => {
-            let mut x = split_mask(cx, first, left);
+            let mut x = split_mask(cx, first, budget);
             for (_, number) in &mut x.visible {
                 *number = scalar::convert_scalar(Scalar::Float(symmc_ir::FloatAttribute(*number)), ty.dtype)?
                     .as_f64();
@@ -123,16 +123,16 @@ fn split_mask_op(cx: &Rewriter, value: ValueId, left: &mut usize) -> Option<Addi
             x.rest.is_empty().then_some(x)
         }
         Op::Binary(BinaryOp::Add) => {
-            let x = split_broadcast_mask(cx, first, &ty.shape, left)?;
-            let y = split_broadcast_mask(cx, *inputs.get(1)?, &ty.shape, left)?;
+            let x = split_broadcast_mask(cx, first, &ty.shape, budget)?;
+            let y = split_broadcast_mask(cx, *inputs.get(1)?, &ty.shape, budget)?;
             x.combine_masks(y)
         }
         Op::Select => {
             let &[c, x, y] = inputs else { return None };
-            let (seen, number, other) = match_hiding_select(cx, ty.dtype, c, x, y)?;
-            let seen = seen.through_view(&AxisView::broadcast(cx.shape(c), &ty.shape)?)?;
-            let other = split_broadcast_mask(cx, other, &ty.shape, left)?;
-            AdditiveMask { visible: vec![(seen, number)], rest: Vec::new() }.combine_masks(other)
+            let (condition, number, other_value) = match_hiding_select(cx, ty.dtype, c, x, y)?;
+            let condition = condition.through_view(&AxisView::broadcast(cx.shape(c), &ty.shape)?)?;
+            let other_mask = split_broadcast_mask(cx, other_value, &ty.shape, budget)?;
+            AdditiveMask { visible: vec![(condition, number)], rest: Vec::new() }.combine_masks(other_mask)
         }
         _ => None,
     }
@@ -170,11 +170,11 @@ pub fn is_moderate(cx: &Rewriter, value: ValueId) -> bool {
 const UNBOUNDED_INTERVAL: (f64, f64) = (f64::NEG_INFINITY, f64::INFINITY);
 
 /// An interval that contains the elements of a value, provided that weights are of moderate size.
-fn value_interval(cx: &Rewriter, value: ValueId, left: &mut usize) -> (f64, f64) {
-    if *left == 0 {
+fn value_interval(cx: &Rewriter, value: ValueId, budget: &mut usize) -> (f64, f64) {
+    if *budget == 0 {
         return UNBOUNDED_INTERVAL;
     }
-    *left -= 1;
+    *budget -= 1;
     let ty = cx.ty(value);
     if let Some(x) = cx.known_elements(value).and_then(|k| k.as_full()) {
         return (x.as_f64(), x.as_f64());
@@ -183,7 +183,7 @@ fn value_interval(cx: &Rewriter, value: ValueId, left: &mut usize) -> (f64, f64)
     if ty.dtype == DType::Bool {
         return (0.0, 1.0);
     }
-    let found = match cx.def(value) {
+    let interval = match cx.def(value) {
         None => match cx.graph().values[value].def {
             ValueDef::Input(input) if cx.graph().inputs[input].kind == InputKind::Parameter => {
                 (-MAX_WEIGHT, MAX_WEIGHT)
@@ -193,16 +193,20 @@ fn value_interval(cx: &Rewriter, value: ValueId, left: &mut usize) -> (f64, f64)
         Some((op, inputs)) => {
             match super::index_expr(cx, value).linear().and_then(|x| x.range(cx.symbols(), &ty.shape)) {
                 Some((low, high)) => (low as f64, high as f64),
-                None => op_interval(cx, op, inputs, left),
+                None => op_interval(cx, op, inputs, budget),
             }
         }
     };
     // Integers wrap within their range.
-    if !ty.dtype.is_float() && (found.0 < integers.0 || found.1 > integers.1) { integers } else { found }
+    if !ty.dtype.is_float() && (interval.0 < integers.0 || interval.1 > integers.1) {
+        integers
+    } else {
+        interval
+    }
 }
 
-fn op_interval(cx: &Rewriter, op: &Op, inputs: &[ValueId], left: &mut usize) -> (f64, f64) {
-    let mut operand = |i: usize| inputs.get(i).map_or(UNBOUNDED_INTERVAL, |&x| value_interval(cx, x, left));
+fn op_interval(cx: &Rewriter, op: &Op, inputs: &[ValueId], budget: &mut usize) -> (f64, f64) {
+    let mut operand = |i: usize| inputs.get(i).map_or(UNBOUNDED_INTERVAL, |&x| value_interval(cx, x, budget));
     match op {
         Op::Binary(op) => binary_interval(*op, operand(0), operand(1)),
         Op::BinaryScalar { op, scalar, scalar_left } => {
@@ -228,13 +232,13 @@ fn op_interval(cx: &Rewriter, op: &Op, inputs: &[ValueId], left: &mut usize) -> 
         }
         Op::CumSum { axis } => {
             let extent = inputs.first().and_then(|&x| cx.shape(x).get(*axis));
-            let most = extent.map_or(f64::INFINITY, |d| d.upper_bound(cx.symbols()) as f64);
-            let sum = binary_interval(BinaryOp::Mul, operand(0), (1.0, most.max(1.0)));
+            let max_extent = extent.map_or(f64::INFINITY, |d| d.upper_bound(cx.symbols()) as f64);
+            let sum = binary_interval(BinaryOp::Mul, operand(0), (1.0, max_extent.max(1.0)));
             (sum.0.min(0.0), sum.1.max(0.0))
         }
         Op::Concat { .. } => {
-            let all: Vec<f64> = (0..inputs.len()).flat_map(|i| <[f64; 2]>::from(operand(i))).collect();
-            hull(&all)
+            let bounds: Vec<f64> = (0..inputs.len()).flat_map(|i| <[f64; 2]>::from(operand(i))).collect();
+            hull(&bounds)
         }
         Op::Cast | Op::Copy | Op::Reshape | Op::Expand => operand(0),
         Op::Permute { .. } | Op::Slice { .. } | Op::Take { .. } | Op::Index { .. } => operand(0),

@@ -66,8 +66,8 @@ pub fn split_condition(cx: &Rewriter, condition: &MaskCondition, scores: &[Dim])
             None => out.rest.push(atom.witness.clone()),
         }
     }
-    let all = out.bounds.clone();
-    out.bounds.retain(|limit| !all.iter().any(|other| is_implied(limit, other)));
+    let all_bounds = out.bounds.clone();
+    out.bounds.retain(|limit| !all_bounds.iter().any(|other| is_implied(limit, other)));
     Some(out)
 }
 
@@ -97,17 +97,17 @@ fn is_implied(limit: &PendingBound, by: &PendingBound) -> bool {
 
 /// Adds a bound unless it is already there. Bounds with the side below come first.
 fn add_bound(bounds: &mut Vec<PendingBound>, limit: PendingBound) {
-    let same = bounds.iter_mut().find(|b| {
+    let matching = bounds.iter_mut().find(|b| {
         b.bound.chunk.is_none()
             && AttentionBound { add: limit.bound.add.clone(), ..b.bound.clone() } == limit.bound
             && b.operand == limit.operand
     });
-    if let Some(other) = same
-        && let Some(more) = (limit.bound.add.clone() - other.bound.add.clone()).as_const()
+    if let Some(existing) = matching
+        && let Some(difference) = (limit.bound.add.clone() - existing.bound.add.clone()).as_const()
     {
         // If two bounds differ by a constant, the tighter one implies the other.
-        if (more < 0) == (limit.bound.side == BoundSide::Below) {
-            *other = limit;
+        if (difference < 0) == (limit.bound.side == BoundSide::Below) {
+            *existing = limit;
         }
         return;
     }
@@ -136,9 +136,9 @@ fn atom_bound(cx: &Rewriter, kind: &AtomKind, scores: &[Dim]) -> Option<PendingB
                 (0, 1) if a.is_constant_along(column) => (BoundSide::Below, without_step(b, column)?, a),
                 _ => return None,
             };
-            let whole =
+            let moves_whole_chunks =
                 x.steps.iter().all(|s| *s == 0) && x.terms.is_empty() && x.constant.is_divisible_by(*by);
-            if !whole {
+            if !moves_whole_chunks {
                 let operand = BoundOperand::Chunk { of: other.clone(), less: x, by: *by };
                 return operand_bound(cx, side, operand, scores);
             }
@@ -268,8 +268,8 @@ fn hides_nothing(cx: &Rewriter, limit: &PendingBound, scores: &[Dim]) -> bool {
     match bound.side {
         BoundSide::Below => columns.provably_le(&bound.add, symbols),
         BoundSide::From => {
-            let last = if bound.row { rows.clone() - Dim::from(1) } else { Dim::from(0) };
-            (last + bound.add.clone()).provably_le(&Dim::from(0), symbols)
+            let last_row = if bound.row { rows.clone() - Dim::from(1) } else { Dim::from(0) };
+            (last_row + bound.add.clone()).provably_le(&Dim::from(0), symbols)
         }
     }
 }
@@ -286,8 +286,8 @@ pub fn every_row_has_visible_column<'a>(
         return false;
     }
     let symbols = cx.symbols();
-    let one = Dim::from(1);
-    let last = rows.clone() - one.clone();
+    let unit = Dim::from(1);
+    let last_row = rows.clone() - unit.clone();
     // A bound that moves with the row; the first and the last column count as bounds, too. A chunk begins at
     // or before its position and ends after it.
     let mut below = vec![(0, columns.clone())];
@@ -312,8 +312,8 @@ pub fn every_row_has_visible_column<'a>(
             // The difference is linear in the row, so it holds everywhere if it holds at the first and the
             // last row.
             let room = end.clone() - start.clone();
-            let at_last = room.clone() + last.clone() * Dim::from(up - down);
-            one.provably_le(&room, symbols) && one.provably_le(&at_last, symbols)
+            let at_last = room.clone() + last_row.clone() * Dim::from(up - down);
+            unit.provably_le(&room, symbols) && unit.provably_le(&at_last, symbols)
         })
     })
 }

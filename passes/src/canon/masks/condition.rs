@@ -68,8 +68,8 @@ impl IndexExpr {
     pub fn map_linear(&self, f: impl Fn(&LinearExpr) -> Option<LinearExpr>) -> Option<IndexExpr> {
         Some(match self {
             IndexExpr::Linear(x) => IndexExpr::Linear(f(x)?),
-            IndexExpr::Max(all) => IndexExpr::Max(map_all(all, f)?),
-            IndexExpr::Min(all) => IndexExpr::Min(map_all(all, f)?),
+            IndexExpr::Max(operands) => IndexExpr::Max(map_all(operands, f)?),
+            IndexExpr::Min(operands) => IndexExpr::Min(map_all(operands, f)?),
             IndexExpr::Floor(x, by) => IndexExpr::Floor(f(x)?, *by),
             IndexExpr::Floors(x, y, by) => IndexExpr::Floors(f(x)?, f(y)?, *by),
         })
@@ -79,21 +79,21 @@ impl IndexExpr {
     pub fn add_signed(&self, sign: i64, other: &IndexExpr) -> Option<IndexExpr> {
         Some(match (self, other) {
             (IndexExpr::Linear(a), IndexExpr::Linear(b)) => IndexExpr::Linear(a.add_scaled(sign, b)?),
-            (IndexExpr::Max(all), IndexExpr::Linear(b)) => {
-                IndexExpr::Max(map_all(all, |x| x.add_scaled(sign, b))?)
+            (IndexExpr::Max(operands), IndexExpr::Linear(b)) => {
+                IndexExpr::Max(map_all(operands, |x| x.add_scaled(sign, b))?)
             }
-            (IndexExpr::Min(all), IndexExpr::Linear(b)) => {
-                IndexExpr::Min(map_all(all, |x| x.add_scaled(sign, b))?)
+            (IndexExpr::Min(operands), IndexExpr::Linear(b)) => {
+                IndexExpr::Min(map_all(operands, |x| x.add_scaled(sign, b))?)
             }
-            (IndexExpr::Linear(a), IndexExpr::Max(all) | IndexExpr::Min(all)) => {
-                let all = map_all(all, |y| a.add_scaled(sign, y))?;
+            (IndexExpr::Linear(a), IndexExpr::Max(operands) | IndexExpr::Min(operands)) => {
+                let operands = map_all(operands, |y| a.add_scaled(sign, y))?;
                 if matches!(other, IndexExpr::Max(_)) == (sign > 0) {
-                    IndexExpr::Max(all)
+                    IndexExpr::Max(operands)
                 } else {
-                    IndexExpr::Min(all)
+                    IndexExpr::Min(operands)
                 }
             }
-            (IndexExpr::Floor(x, by), IndexExpr::Floor(y, same)) if by == same && sign == -1 => {
+            (IndexExpr::Floor(x, by), IndexExpr::Floor(y, other_by)) if by == other_by && sign == -1 => {
                 IndexExpr::Floors(x.clone(), y.clone(), *by)
             }
             (IndexExpr::Floor(x, by), IndexExpr::Linear(c)) => {

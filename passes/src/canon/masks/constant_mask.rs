@@ -23,7 +23,7 @@ impl RunBoundary {
     fn column_at(self, row: usize, open: usize, columns: usize) -> usize {
         match self {
             RunBoundary::Open => open,
-            RunBoundary::At(at) => at,
+            RunBoundary::At(column) => column,
             RunBoundary::Row(by) => (row as i64).saturating_add(by).clamp(0, columns as i64) as usize,
         }
     }
@@ -45,10 +45,10 @@ pub fn constant_mask_fact(graph: &Graph, value: ValueId, data: &Tensor) -> Optio
         return None;
     }
     let first = &block[..size];
-    let other = block.chunks_exact(size).position(|e| e != first)?;
-    let numbers = [scalar_at(data, 0)?, scalar_at(data, other)?];
+    let second_index = block.chunks_exact(size).position(|e| e != first)?;
+    let numbers = [scalar_at(data, 0)?, scalar_at(data, second_index)?];
 
-    let second = &block[other * size..(other + 1) * size];
+    let second = &block[second_index * size..(second_index + 1) * size];
     if block.chunks_exact(size).any(|e| e != first && e != second) {
         return None;
     }
@@ -111,17 +111,17 @@ fn boundary_candidates(place: Option<(usize, usize)>) -> Vec<RunBoundary> {
 
 fn fits_runs(runs: &[(usize, usize)], from: RunBoundary, below: RunBoundary, columns: usize) -> bool {
     runs.iter().enumerate().all(|(row, &(start, end))| {
-        let found = (from.column_at(row, 0, columns), below.column_at(row, columns, columns));
-        if start < end { found == (start, end) } else { found.0 >= found.1 }
+        let run = (from.column_at(row, 0, columns), below.column_at(row, columns, columns));
+        if start < end { run == (start, end) } else { run.0 >= run.1 }
     })
 }
 
 fn interval_condition(graph: &Graph, value: ValueId, from: RunBoundary, below: RunBoundary) -> MaskCondition {
     let shape = &graph.ty(value).shape;
     let rank = shape.len();
-    let one = Dim::from(1);
-    let row = rank.checked_sub(2).filter(|&axis| shape[axis] != one);
-    let column = rank.checked_sub(1).filter(|&axis| shape[axis] != one);
+    let unit = Dim::from(1);
+    let row = rank.checked_sub(2).filter(|&axis| shape[axis] != unit);
+    let column = rank.checked_sub(1).filter(|&axis| shape[axis] != unit);
     let mut atoms = Vec::new();
     // column - limit >= 0 and limit - 1 - column >= 0.
     for (end, sign) in [(from, 1), (below, -1)] {

@@ -120,8 +120,8 @@ impl ElementRef {
 
     /// The same elements at the positions of a view of the described value.
     pub fn through_view(&self, view: &AxisView) -> Option<ElementRef> {
-        let indices = self.axis_indices.iter().map(|place| match place {
-            AxisIndex::Fixed(_) => Some(place.clone()),
+        let indices = self.axis_indices.iter().map(|index| match index {
+            AxisIndex::Fixed(_) => Some(index.clone()),
             AxisIndex::Along { axis, start } => {
                 let (moved, from) = view.axes.get(*axis)?;
                 let start = start.clone() + from.clone();
@@ -170,7 +170,7 @@ impl LinearExpr {
 
     /// The floor of the quotient by a positive number, if it is a sum of positions.
     pub fn floor_div(&self, by: i64) -> Option<LinearExpr> {
-        let whole =
+        let is_divisible =
             self.steps.iter().chain(self.terms.iter().map(|t| &t.0)).all(|s| s.checked_rem(by) == Some(0));
         let constant = match self.constant.as_const() {
             Some(c) => Dim::from(c.checked_div_euclid(by)?),
@@ -178,7 +178,7 @@ impl LinearExpr {
         };
         let steps = self.steps.iter().map(|s| s / by).collect();
         let terms = self.terms.iter().map(|(times, leaf)| (times / by, leaf.clone())).collect();
-        whole.then_some(LinearExpr { constant, steps, terms })
+        is_divisible.then_some(LinearExpr { constant, steps, terms })
     }
 
     pub fn offset_by(&self, by: impl Into<Dim>) -> Option<LinearExpr> {
@@ -226,9 +226,9 @@ impl LinearExpr {
         }
         let mut ends = [self.constant.clone(), self.constant.clone()];
         for (&step, extent) in self.steps.iter().zip(shape) {
-            let last = scale_dim(&(extent.clone() - Dim::from(1)), step)?;
+            let last_offset = scale_dim(&(extent.clone() - Dim::from(1)), step)?;
             let end = &mut ends[usize::from(step > 0)];
-            *end = end.clone() + last;
+            *end = end.clone() + last_offset;
         }
         let [(low, _), (_, high)] = [ends[0].bounds(symbols), ends[1].bounds(symbols)];
         (low.unsigned_abs() < i64::MAX as u64 && high < i64::MAX).then_some((low.min(high), high.max(low)))
@@ -245,8 +245,8 @@ impl LinearExpr {
             ty.dtype.integer_bounds()
         };
         let Some((min, max)) = bounds else { return false };
-        let alone = matches!(self.terms[..], [(1, _)]) && (low, high) == (0, 0);
-        min <= low && high <= max && (self.terms.is_empty() || ty.dtype == DType::I64 || alone)
+        let is_single_term = matches!(self.terms[..], [(1, _)]) && (low, high) == (0, 0);
+        min <= low && high <= max && (self.terms.is_empty() || ty.dtype == DType::I64 || is_single_term)
     }
 }
 

@@ -38,17 +38,17 @@ const MAX_DEPTH: usize = 64;
 
 pub fn mask_fact(cx: &Rewriter, value: ValueId) -> Rc<MaskFact> {
     let facts = cx.mask_facts();
-    if let Some(known) = facts.by_value.borrow().get(&value) {
-        return known.clone();
+    if let Some(fact) = facts.by_value.borrow().get(&value) {
+        return fact.clone();
     }
     if facts.depth.get() >= MAX_DEPTH {
         return Rc::new(MaskFact::Unknown);
     }
     facts.depth.set(facts.depth.get() + 1);
-    let found = Rc::new(compute_fact(cx, value).unwrap_or(MaskFact::Unknown));
+    let fact = Rc::new(compute_fact(cx, value).unwrap_or(MaskFact::Unknown));
     facts.depth.set(facts.depth.get() - 1);
-    facts.by_value.borrow_mut().insert(value, found.clone());
-    found
+    facts.by_value.borrow_mut().insert(value, fact.clone());
+    fact
 }
 
 /// An integer value as a sum of positions, or as its own elements.
@@ -79,15 +79,17 @@ fn exact_index_fact(cx: &Rewriter, number: IndexExpr, ty: &TensorType) -> Option
     let fits = match &number {
         IndexExpr::Linear(x) | IndexExpr::Floor(x, _) => x.fits_type(cx.symbols(), ty),
         IndexExpr::Floors(x, y, _) => x.fits_type(cx.symbols(), ty) && y.fits_type(cx.symbols(), ty),
-        IndexExpr::Max(all) | IndexExpr::Min(all) => all.iter().all(|x| x.fits_type(cx.symbols(), ty)),
+        IndexExpr::Max(operands) | IndexExpr::Min(operands) => {
+            operands.iter().all(|x| x.fits_type(cx.symbols(), ty))
+        }
     };
     fits.then_some(MaskFact::Number(number))
 }
 
 fn compute_fact(cx: &Rewriter, value: ValueId) -> Option<MaskFact> {
     let ty = cx.ty(value);
-    if let Some(known) = cx.known_elements(value) {
-        return from_known(cx, known, ty);
+    if let Some(elements) = cx.known_elements(value) {
+        return from_known(cx, elements, ty);
     }
     if let ValueDef::Input(input) = cx.graph().values[value].def {
         return constant_mask::constant_mask_fact(cx.graph(), value, cx.graph().inputs[input].data.as_ref()?);
@@ -211,7 +213,7 @@ impl FactOperand {
                 let fact = match (&*mask_fact(cx, v), cx.ty(v).dtype) {
                     (MaskFact::Unknown, DType::Bool) => MaskFact::Condition(mask_condition(cx, v)),
                     (MaskFact::Unknown, d) if !d.is_float() => MaskFact::Number(index_expr(cx, v)),
-                    (known, _) => known.clone(),
+                    (fact, _) => fact.clone(),
                 };
                 fact_through_view(&fact, &view)
             }
@@ -242,8 +244,8 @@ impl FactOperand {
 
 fn binary(cx: &Rewriter, op: BinaryOp, xy: [FactOperand; 2], value: ValueId) -> Option<MaskFact> {
     let ty = cx.ty(value);
-    if let Some(found) = binary_of_select_fact(cx, op, xy, ty) {
-        return Some(found);
+    if let Some(fact) = binary_of_select_fact(cx, op, xy, ty) {
+        return Some(fact);
     }
     if op.is_comparison()
         && let (Some(a), Some(b)) = (xy[0].to_index_expr(cx, &ty.shape), xy[1].to_index_expr(cx, &ty.shape))
@@ -333,10 +335,10 @@ fn logical(op: BinaryOp, a: MaskCondition, b: MaskCondition) -> Option<MaskCondi
         BinaryOp::And | BinaryOp::Min | BinaryOp::Mul => a.and(b),
         BinaryOp::Or | BinaryOp::Max => a.or(b),
         BinaryOp::Xor | BinaryOp::Ne | BinaryOp::Eq => {
-            let same = op == BinaryOp::Eq;
+            let is_equality = op == BinaryOp::Eq;
             match (a.is_constant(), b.is_constant()) {
-                (_, Some(y)) => Some(if y == same { a } else { a.negate() }),
-                (Some(x), _) => Some(if x == same { b } else { b.negate() }),
+                (_, Some(y)) => Some(if y == is_equality { a } else { a.negate() }),
+                (Some(x), _) => Some(if x == is_equality { b } else { b.negate() }),
                 _ => None,
             }
         }
@@ -351,14 +353,14 @@ fn select(cx: &Rewriter, inputs: &[ValueId], ty: &TensorType) -> Option<MaskFact
     if ty.dtype == DType::Bool {
         let MaskFact::Condition(x) = broadcast_fact(x)? else { return None };
         let MaskFact::Condition(y) = broadcast_fact(y)? else { return None };
-        let found = match (x.is_constant(), y.is_constant()) {
+        let condition = match (x.is_constant(), y.is_constant()) {
             (Some(true), _) => c.or(y),
             (Some(false), _) => c.negate().and(y),
             (_, Some(true)) => c.negate().or(x),
             (_, Some(false)) => c.and(x),
             _ => None,
         };
-        return found.map(MaskFact::Condition);
+        return condition.map(MaskFact::Condition);
     }
     let x_number = cx.known_elements(x).and_then(ClosedForm::as_full);
     let y_number = cx.known_elements(y).and_then(ClosedForm::as_full);

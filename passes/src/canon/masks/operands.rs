@@ -17,9 +17,9 @@ pub fn emit_bound_operand(cx: &mut Rewriter, limit: &PendingBound, scores: &[Dim
     match &limit.operand {
         BoundOperand::Sum(terms) => emit_element_sum(cx, terms, scores),
         BoundOperand::Rows(rows) => {
-            let seen = emit_witness(cx, rows, scores)?;
-            let ty = TensorType::new(DType::I64, cx.shape(seen).to_vec());
-            let number = cx.emit("rows", Op::Cast, &[seen], ty.clone());
+            let witness = emit_witness(cx, rows, scores)?;
+            let ty = TensorType::new(DType::I64, cx.shape(witness).to_vec());
+            let number = cx.emit("rows", Op::Cast, &[witness], ty.clone());
             let op = Op::BinaryScalar {
                 op: BinaryOp::Mul,
                 scalar: Scalar::Int(BEYOND_ALL_POSITIONS),
@@ -69,16 +69,16 @@ fn emit_element_sum(cx: &mut Rewriter, terms: &[(i64, ElementRef)], scores: &[Di
 }
 
 /// Emits the conjunction of some witnesses as a mask; `None` if there are none.
-pub fn emit_witness_mask(cx: &mut Rewriter, rest: &[AtomWitness], scores: &[Dim]) -> Option<ValueId> {
-    let mut all = None;
-    for witness in rest {
+pub fn emit_witness_mask(cx: &mut Rewriter, witnesses: &[AtomWitness], scores: &[Dim]) -> Option<ValueId> {
+    let mut conjunction = None;
+    for witness in witnesses {
         let next = emit_witness(cx, witness, scores)?;
-        all = Some(match all {
+        conjunction = Some(match conjunction {
             None => next,
-            Some(other) => emit_binary(cx, "mask", BinaryOp::And, other, next)?,
+            Some(previous) => emit_binary(cx, "mask", BinaryOp::And, previous, next)?,
         });
     }
-    all
+    conjunction
 }
 
 /// Emits a binary op on two values that broadcast together.
@@ -98,9 +98,9 @@ fn emit_witness(cx: &mut Rewriter, witness: &AtomWitness, scores: &[Dim]) -> Opt
 pub fn emit_element(cx: &mut Rewriter, leaf: &ElementRef, shape: &[Dim]) -> Option<ValueId> {
     let mut value = leaf.value;
     let mut order = Vec::new();
-    for (axis, place) in leaf.axis_indices.iter().enumerate() {
-        let (start, count) = match place {
-            AxisIndex::Fixed(at) => (at.clone(), Dim::from(1)),
+    for (axis, index) in leaf.axis_indices.iter().enumerate() {
+        let (start, count) = match index {
+            AxisIndex::Fixed(position) => (position.clone(), Dim::from(1)),
             AxisIndex::Along { axis: to, start } => {
                 order.push((*to, axis));
                 (start.clone(), shape.get(*to)?.clone())
@@ -193,18 +193,23 @@ fn emit_range(cx: &mut Rewriter, start: &Dim, count: Dim) -> Option<ValueId> {
     if start.bounds(cx.symbols()).0 < 0 {
         return None;
     }
-    let all =
+    let integers =
         cx.emit("row", Op::Iota { start: 0, step: 1 }, &[], i64_type(vec![start.clone() + count.clone()]));
-    Some(cx.emit("row", Op::Slice { axis: 0, start: start.clone(), step: 1 }, &[all], i64_type(vec![count])))
+    Some(cx.emit(
+        "row",
+        Op::Slice { axis: 0, start: start.clone(), step: 1 },
+        &[integers],
+        i64_type(vec![count]),
+    ))
 }
 
 /// Emits the index of each row plus `start`, as i64 `[.., l, 1]`.
 pub fn emit_row_index(cx: &mut Rewriter, start: &Dim, scores: &[Dim]) -> Option<ValueId> {
     let [row, _] = row_and_column_axes(scores)?;
-    let all = emit_range(cx, start, scores[row].clone())?;
+    let rows = emit_range(cx, start, scores[row].clone())?;
     let mut shape = vec![Dim::from(1); scores.len()];
     shape[row] = scores[row].clone();
-    Some(cx.reshape(all, shape))
+    Some(cx.reshape(rows, shape))
 }
 
 /// The axes of rows and columns, which are the last two.

@@ -102,14 +102,14 @@ fn emit_prefix_counts(cx: &mut Rewriter, mask: ValueId) -> Option<ValueId> {
 fn emit_gather(cx: &mut Rewriter, x: ValueId, positions: ValueId) -> Option<ValueId> {
     let positions = emit_transpose(cx, positions)?;
     let from = cx.shape(x).to_vec();
-    let to = cx.shape(positions).to_vec();
-    let axis = to.len().checked_sub(1)?;
-    let outer = infer::broadcast_shapes(&[from.get(..axis)?, to.get(..axis)?]).ok()?;
+    let position_shape = cx.shape(positions).to_vec();
+    let axis = position_shape.len().checked_sub(1)?;
+    let outer = infer::broadcast_shapes(&[from.get(..axis)?, position_shape.get(..axis)?]).ok()?;
     let x = cx.expand(x, [&outer[..], &from[axis..=axis]].concat());
-    let positions = cx.expand(positions, [&outer[..], &to[axis..=axis]].concat());
+    let positions = cx.expand(positions, [&outer[..], &position_shape[axis..=axis]].concat());
     let ty = TensorType::new(DType::I64, cx.shape(positions).to_vec());
-    let found = cx.emit("counts", Op::GatherElements { axis }, &[x, positions], ty);
-    emit_transpose(cx, found)
+    let gathered = cx.emit("counts", Op::GatherElements { axis }, &[x, positions], ty);
+    emit_transpose(cx, gathered)
 }
 
 /// Swaps the last two axes.
@@ -145,10 +145,10 @@ pub fn emit_mean_for_hidden_rows(
             let (before, after) = shape.split_at(group_axis + 1);
             let narrow = [before, &[Dim::from(1)], after].concat();
             let wide = [before, &[times], after].concat();
-            let whole = [&shape[..group_axis], &[heads], after].concat();
+            let merged_shape = [&shape[..group_axis], &[heads], after].concat();
             let each = cx.reshape(even, narrow);
             let each = cx.expand(each, wide);
-            even = cx.reshape(each, whole);
+            even = cx.reshape(each, merged_shape);
         }
     }
     Some(cx.emit("even", Op::Select, &[sees, y, even], ty))

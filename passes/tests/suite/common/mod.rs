@@ -43,15 +43,16 @@ pub fn check(folder: &str, pass: impl Fn(&ProgramCase) -> String) {
             let (head, body) = part.split_once('\n').unwrap();
             let (name, words) = head.split_once(':').unwrap_or((head, ""));
             let (program, expected) = body.split_once("//=>\n").unwrap_or((body, ""));
-            let at = format!("{}: {name}", file.file_name().unwrap().to_string_lossy());
+            let location = format!("{}: {name}", file.file_name().unwrap().to_string_lossy());
             let words = words.split([' ', ',']).filter(|w| !w.is_empty()).map(String::from).collect();
-            let graph = text::parse(program).unwrap_or_else(|e| panic!("{at}: {e}"));
-            symmc_ir::verify::verify(&graph).unwrap_or_else(|e| panic!("{at}: {}", e[0]));
-            let found = pass(&ProgramCase { at: at.clone(), words, program: graph });
-            if found.trim() != expected.trim() {
-                write!(failures, "\n== {at}\n-- expected\n{}\n-- found\n{found}", expected.trim()).unwrap();
+            let graph = text::parse(program).unwrap_or_else(|e| panic!("{location}: {e}"));
+            symmc_ir::verify::verify(&graph).unwrap_or_else(|e| panic!("{location}: {}", e[0]));
+            let output = pass(&ProgramCase { at: location.clone(), words, program: graph });
+            if output.trim() != expected.trim() {
+                write!(failures, "\n== {location}\n-- expected\n{}\n-- found\n{output}", expected.trim())
+                    .unwrap();
             }
-            write!(new, "//# {head}\n{}\n//=>\n{}\n\n", program.trim(), found.trim()).unwrap();
+            write!(new, "//# {head}\n{}\n//=>\n{}\n\n", program.trim(), output.trim()).unwrap();
         }
         if std::env::var_os("UPDATE_EXPECT").is_some() && old != new {
             std::fs::write(&file, new).unwrap();
@@ -67,22 +68,22 @@ pub fn difference(a: &Graph, b: &Graph, bindings: &SymbolBindings, seed: u64) ->
     let inputs: Vec<Vec<Arc<Tensor>>> =
         ranks.map(|rank| seeded_inputs(a, bindings, &SeedConfig::new(seed), rank).unwrap()).collect();
     // A pass may append constants.
-    let more = |graph: &Graph| -> Vec<Vec<Arc<Tensor>>> {
+    let with_constants = |graph: &Graph| -> Vec<Vec<Arc<Tensor>>> {
         let data = |i: usize| graph.inputs.values().nth(i).and_then(|input| input.data.clone()).unwrap();
         inputs
             .iter()
             .map(|own| own.iter().cloned().chain((own.len()..graph.inputs.len()).map(data)).collect())
             .collect()
     };
-    let found = interp::run(b, bindings, &more(b)).unwrap();
+    let actual = interp::run(b, bindings, &with_constants(b)).unwrap();
     let expected = interp::run(a, bindings, &inputs).unwrap();
     let mut worst = 0.0_f64;
-    for (x, y) in found.iter().flatten().zip(expected.iter().flatten()) {
+    for (x, y) in actual.iter().flatten().zip(expected.iter().flatten()) {
         assert_eq!((x.dtype(), x.shape()), (y.dtype(), y.shape()));
         let scale = y.to_f64().iter().fold(0.0_f64, |m, v| if v.is_finite() { m.max(v.abs()) } else { m });
         for (p, q) in x.to_f64().into_iter().zip(y.to_f64()) {
-            let same = p == q || (p.is_nan() && q.is_nan());
-            worst = worst.max(if same { 0.0 } else { (p - q).abs() / scale.max(1e-30) });
+            let is_same = p == q || (p.is_nan() && q.is_nan());
+            worst = worst.max(if is_same { 0.0 } else { (p - q).abs() / scale.max(1e-30) });
         }
     }
     worst

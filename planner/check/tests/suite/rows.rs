@@ -37,8 +37,8 @@ fn rows_exchanged(exit: Option<ExitBarrier>, wait: usize, changed: &[(&str, &str
         ("z", "sym:0"),
     ];
     for &(name, at) in changed {
-        let place = places.iter_mut().find(|(other, _)| *other == name).expect("a placed value");
-        place.1 = at;
+        let placed = places.iter_mut().find(|(other, _)| *other == name).expect("a placed value");
+        placed.1 = at;
     }
     small(text, &places, &[&steps])
 }
@@ -79,8 +79,8 @@ fn rows_reduced(waits: &[usize], changed: &[(&str, &str)]) -> Plan {
     ];
     let mut places = vec![("h", "ord:2048"), ("y", "ord:0"), ("sums", "sym:0"), ("z", "ord:1024")];
     for &(name, at) in changed {
-        let place = places.iter_mut().find(|(other, _)| *other == name).expect("a placed value");
-        place.1 = at;
+        let placed = places.iter_mut().find(|(other, _)| *other == name).expect("a placed value");
+        placed.1 = at;
     }
     small(text, &places, &[&steps])
 }

@@ -153,9 +153,9 @@ pub fn breaks(kind: &str, change: impl FnOnce(&mut Plan)) {
 }
 
 pub fn breaks_as_it_is(kind: &str, plan: &Plan) {
-    let found = kinds(plan);
+    let actual = kinds(plan);
     let errors = check(plan).err().unwrap_or_default();
-    assert_eq!(found, BTreeSet::from([kind.to_string()]), "{errors:#?}");
+    assert_eq!(actual, BTreeSet::from([kind.to_string()]), "{errors:#?}");
 }
 
 /// Replaces a part of the text of the planned program, which must occur.
@@ -170,7 +170,7 @@ fn each(plan: &mut Plan, change: impl Fn(&mut Bucket)) {
 
 #[test]
 fn every_rule_has_a_test() {
-    let here = include_str!("rules.rs");
+    let source = include_str!("rules.rs");
     let within = |text: &'static str, name: &str| {
         text.split(name).nth(1).expect("the enum").split("\n}").next().unwrap_or_default().lines()
     };
@@ -186,7 +186,7 @@ fn every_rule_has_a_test() {
         // errors of resolution have rules of their own.
         assert!(
             matches!(name, "LandingRace" | "WindowUneven" | "ReductionUneven" | "Unresolved" | "More")
-                || here.contains(&format!("(\"{name}\"")),
+                || source.contains(&format!("(\"{name}\"")),
             "{name}"
         );
         count += 1;
@@ -469,18 +469,18 @@ pub fn small(text: &str, places: &[(&str, &str)], steps: &[&[Step]]) -> Plan {
             FixedRegion { role, offset: 4096 + u64::from(zone) * 4096, size: 4096 }
         })
         .collect();
-    let mut at = Vec::new();
+    let mut placements = Vec::new();
     for (i, input) in graph.inputs.values().enumerate() {
         let name = graph.value_name(input.value);
         if places.contains(&(name, "fix")) {
-            at.push((name.to_string(), place(MemoryRef::Fixed(fixed.len()), "0")));
+            placements.push((name.to_string(), place(MemoryRef::Fixed(fixed.len()), "0")));
             fixed.push(FixedRegion {
                 role: FixedRole::Bound { input: i },
                 offset: 12288 + 1024 * i as u64,
                 size: 1024,
             });
         } else {
-            at.push((name.to_string(), place(MemoryRef::Input(i), "0")));
+            placements.push((name.to_string(), place(MemoryRef::Input(i), "0")));
         }
     }
     for (name, text) in places.iter().filter(|(_, text)| *text != "fix") {
@@ -490,10 +490,10 @@ pub fn small(text: &str, places: &[(&str, &str)], steps: &[&[Step]]) -> Plan {
             "sym" => MemoryRef::Buffer(1),
             _ => MemoryRef::Fixed(arena.parse().expect("the index of fixed memory")),
         };
-        at.push((name.to_string(), place(memory, offset)));
+        placements.push((name.to_string(), place(memory, offset)));
     }
     for (k, output) in graph.outputs.iter().enumerate() {
-        at.push((graph.value_name(output.value).to_string(), place(MemoryRef::Output(k), "0")));
+        placements.push((graph.value_name(output.value).to_string(), place(MemoryRef::Output(k), "0")));
     }
     let bucket = |(b, steps): (usize, &&[Step])| Bucket {
         symbols: graph.symbols.values().map(|s| (s.name.clone(), [b as i64 + 1; 2])).collect(),
@@ -501,7 +501,7 @@ pub fn small(text: &str, places: &[(&str, &str)], steps: &[&[Step]]) -> Plan {
         buffers: [ArenaKind::Ordinary, ArenaKind::Symmetric]
             .map(|arena| buffer(arena, 0, 4096, 0, steps.len() - 1, PeerReach::Local))
             .to_vec(),
-        places: at.iter().cloned().collect(),
+        places: placements.iter().cloned().collect(),
         steps: steps.to_vec(),
         decisions: Vec::new(),
         copies: Vec::new(),
@@ -608,12 +608,12 @@ fn repeated(exit: Option<ExitBarrier>, x: &str) -> Plan {
         step("d", Lane::Compute, &[2], None),
     ];
     let early_twice: [&[Step]; 2] = [&early, &early];
-    let both: [&[Step]; 2] = [&early, &late];
+    let both_steps: [&[Step]; 2] = [&early, &late];
     let late_only: [&[Step]; 2] = [&late, &late];
     let places = [("a", "sym:0"), ("b", "ord:0"), ("c", "ord:64")];
     match x {
         "early" => small(text, &places, &early_twice),
-        "both" => small(text, &places, &both),
+        "both" => small(text, &places, &both_steps),
         _ => small(text, &places, &late_only),
     }
 }
@@ -809,9 +809,9 @@ fn aliased_input_is_read_before_its_output_is_written() {
     assert_eq!(kinds(&good), BTreeSet::new());
     let late = plan(&format!("{add}%m: f32[4, 4] = exp %s\n"), &[compute("n", &[]), compute("m", &[])]);
     breaks_as_it_is("Lost", &late);
-    let mut other = good;
-    other.buckets[0].places["s"] = place(MemoryRef::Output(0), "0");
-    breaks_as_it_is("PlaceOfInput", &other);
+    let mut aliased = good;
+    aliased.buckets[0].places["s"] = place(MemoryRef::Output(0), "0");
+    breaks_as_it_is("PlaceOfInput", &aliased);
     let reduce = "%m: f32[4, 4] = all_reduce %s op=sum group=@world via=plain\n";
     let reduced = |waits: &[usize]| {
         plan(&format!("{reduce}{add}"), &[step("m", Lane::Comm, &[], None), compute("n", waits)])

@@ -39,8 +39,8 @@ fn places_of_consecutive_runs_use_independent_sizes() {
         let before = behind_each_other("sym:16*t", "sym:0", exit);
         let further = behind_each_other("sym:0", "sym:16*t + 64", exit);
         // After the end of the largest `%a` they overlap for no sizes.
-        let apart = behind_each_other("sym:0", "sym:16*t + 128", exit);
-        ([behind, before, further], apart)
+        let distant = behind_each_other("sym:0", "sym:16*t + 128", exit);
+        ([behind, before, further], distant)
     };
     let (kept, apart) = plans(KEPT);
     kept.iter().chain([&apart]).for_each(|plan| assert_eq!(kinds(plan), BTreeSet::new()));

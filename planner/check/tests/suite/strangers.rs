@@ -24,23 +24,29 @@ fn groups_are_those_of_the_source() {
 
 #[test]
 fn findings_are_bounded_and_counted() {
-    let more = |plan: &Plan| match check(plan).expect_err("findings").as_slice() {
+    let stored_and_more = |plan: &Plan| match check(plan).expect_err("findings").as_slice() {
         [kept @ .., CheckError::More { count }] => (kept.len(), *count),
         all => (all.len(), 0),
     };
     let mut equal = good();
     equal.buckets = vec![equal.buckets[0].clone(); 4000];
     // A bucket is reported once, however many it equals.
-    assert_eq!(more(&equal), (symmc_check::MAX_STORED_FINDINGS, 3999 - symmc_check::MAX_STORED_FINDINGS));
+    assert_eq!(
+        stored_and_more(&equal),
+        (symmc_check::MAX_STORED_FINDINGS, 3999 - symmc_check::MAX_STORED_FINDINGS)
+    );
     let mut steps = good();
-    let last = steps.buckets[0].steps[11].clone();
-    steps.buckets[0].steps.extend(vec![last; 20_000]);
+    let last_step = steps.buckets[0].steps[11].clone();
+    steps.buckets[0].steps.extend(vec![last_step; 20_000]);
     // Each node has a step already, and each step accesses a buffer after its lifetime.
-    assert_eq!(more(&steps), (symmc_check::MAX_STORED_FINDINGS, 40_000 - symmc_check::MAX_STORED_FINDINGS));
+    assert_eq!(
+        stored_and_more(&steps),
+        (symmc_check::MAX_STORED_FINDINGS, 40_000 - symmc_check::MAX_STORED_FINDINGS)
+    );
     let mut buffers = good();
     let first = buffers.buckets[0].buffers[2].clone();
     buffers.buckets[0].buffers.extend(vec![first; 40_000]);
-    let (kept, rest) = more(&buffers);
+    let (kept, rest) = stored_and_more(&buffers);
     // Each overlaps one that is alive.
     assert!(kept == symmc_check::MAX_STORED_FINDINGS && (39_900..=80_100).contains(&(kept + rest)), "{rest}");
     // The printed text covers only the stored findings.

@@ -33,10 +33,13 @@ fn every_edited_plan_is_found() {
         "too_big.json",
         "window_dropped.json",
     ] {
-        let found = compare_plan(read(name));
-        println!("{name}: {found:#?}");
-        assert_eq!(found.buckets[0], SourceStatus::Different, "{name}: {found:#?}");
-        assert!(!found.differences.is_empty() && found.left_out.is_empty(), "{name}: {found:#?}");
+        let comparison = compare_plan(read(name));
+        println!("{name}: {comparison:#?}");
+        assert_eq!(comparison.buckets[0], SourceStatus::Different, "{name}: {comparison:#?}");
+        assert!(
+            !comparison.differences.is_empty() && comparison.left_out.is_empty(),
+            "{name}: {comparison:#?}"
+        );
         tried += 1;
     }
     assert_eq!(tried, 13);

@@ -28,21 +28,21 @@ fn fused_attention(bounds: &str) -> String {
 #[test]
 fn long_attention_is_sampled_at_the_largest_sizes() {
     let (source, planned) = (masked("gt"), fused_attention("below row + (1), from row + (-1999)"));
-    let all = compared(&source, &planned);
-    assert!(all.is_complete(), "{all:#?}");
-    assert_eq!(all.status(), SourceStatus::EqualByParts);
-    let sampled = limits(&all).into_iter().find(|(kind, _)| *kind == LimitKind::Sampled);
-    let (_, at) = sampled.unwrap_or_else(|| panic!("{all:#?}"));
+    let comparison = compared(&source, &planned);
+    assert!(comparison.is_complete(), "{comparison:#?}");
+    assert_eq!(comparison.status(), SourceStatus::EqualByParts);
+    let sampled = limits(&comparison).into_iter().find(|(kind, _)| *kind == LimitKind::Sampled);
+    let (_, at) = sampled.unwrap_or_else(|| panic!("{comparison:#?}"));
     for part in ["bucket 0 (t=4096)", "0..4", "4092..4096", "1998..2002", "of 4096"] {
         assert!(at.contains(part), "{part} in {at}");
     }
-    assert!(all.to_string().contains(at), "{all}");
+    assert!(comparison.to_string().contains(at), "{comparison}");
     // A difference in few rows or columns of long inputs is found.
     for bounds in
         ["below row + (1)", "below row + (1), from row + (-1998)", "below row + (1), from row + (-2000)"]
     {
-        let all = compared(&source, &fused_attention(bounds));
-        assert_eq!(all.status(), SourceStatus::Different, "{bounds}: {all:#?}");
+        let comparison = compared(&source, &fused_attention(bounds));
+        assert_eq!(comparison.status(), SourceStatus::Different, "{bounds}: {comparison:#?}");
     }
 }
 
@@ -55,24 +55,28 @@ fn sizes_that_take_too_long_are_named() {
              %y: f32[t] = cumsum %a axis=0\nreturn %y\n"
         )
     };
-    let all = compared(&source("pow %x, 2.0"), &source("mul %x, %x"));
+    let comparison = compared(&source("pow %x, 2.0"), &source("mul %x, %x"));
     // The prefix sum has equal numbers in both programs, so only the power is compared.
-    assert!(all.is_complete(), "{all:#?}");
+    assert!(comparison.is_complete(), "{comparison:#?}");
     let sorted = |op: &str| {
         format!(
             "program \"p\" ranks 1\nsymbol t in 1..=900000000\narg %x: f32[t]\n{op}%y: f32[t] = exp %b\nreturn %y\n"
         )
     };
-    let all = compared(
+    let comparison = compared(
         &sorted("%b: f32[t], %j: i64[t] = sort %x axis=0 descending=false\n"),
         &sorted(
             "%n: f32[t] = neg %x\n%c: f32[t], %j: i64[t] = sort %n axis=0 descending=true\n%b: f32[t] = neg %c\n",
         ),
     );
-    assert_eq!((all.status(), all.is_complete()), (SourceStatus::EqualByParts, false), "{all:#?}");
-    let kinds: Vec<LimitKind> = limits(&all).into_iter().map(|(kind, _)| kind).collect();
-    assert!(kinds.contains(&LimitKind::UpTo), "{all:#?}");
-    assert!(all.to_string().contains("larger sizes take too long"), "{all}");
+    assert_eq!(
+        (comparison.status(), comparison.is_complete()),
+        (SourceStatus::EqualByParts, false),
+        "{comparison:#?}"
+    );
+    let kinds: Vec<LimitKind> = limits(&comparison).into_iter().map(|(kind, _)| kind).collect();
+    assert!(kinds.contains(&LimitKind::UpTo), "{comparison:#?}");
+    assert!(comparison.to_string().contains("larger sizes take too long"), "{comparison}");
 }
 
 /// A part whose form changes at more sizes than are run.
@@ -84,23 +88,27 @@ fn conditions_that_are_not_tried_are_counted() {
         };
         let slices: String = (0..many).map(slice).collect();
         let names: Vec<String> = (0..many).map(|k| format!("%{name}{k}")).collect();
-        let all = names.join(", ");
+        let names = names.join(", ");
         format!(
-            "{slices}%{name}: f32[{many}, 16] = concat {all} axis=0\n%y: f32[{many}, 16] = exp %{name}\nreturn %y\n"
+            "{slices}%{name}: f32[{many}, 16] = concat {names} axis=0\n%y: f32[{many}, 16] = exp %{name}\nreturn %y\n"
         )
     };
     for (many, is_complete) in [(4, true), (100, false)] {
         let source = program(many, "s", &|at| format!("min(t - 1, {at})"));
         let planned = program(many, "p", &|at| format!("t - 1 - max(0, t - 1 - {at})"));
-        let (status, all) = outcome(&source, &planned);
-        assert_eq!((status, all.is_complete()), (SourceStatus::EqualByParts, is_complete), "{all:#?}");
-        let found = all.parts[0].limits.iter().find(|limit| limit.kind == LimitKind::Conditions);
-        assert_eq!(found.is_none(), is_complete, "{all:#?}");
-        assert!(found.is_none_or(|limit| limit.sizes > 100), "{all:#?}");
+        let (status, comparison) = outcome(&source, &planned);
         assert_eq!(
-            all.to_string().contains("other sizes where a condition may change"),
+            (status, comparison.is_complete()),
+            (SourceStatus::EqualByParts, is_complete),
+            "{comparison:#?}"
+        );
+        let limit = comparison.parts[0].limits.iter().find(|limit| limit.kind == LimitKind::Conditions);
+        assert_eq!(limit.is_none(), is_complete, "{comparison:#?}");
+        assert!(limit.is_none_or(|limit| limit.sizes > 100), "{comparison:#?}");
+        assert_eq!(
+            comparison.to_string().contains("other sizes where a condition may change"),
             !is_complete,
-            "{all}"
+            "{comparison}"
         );
     }
 }
@@ -116,20 +124,20 @@ fn sizes_that_the_source_rejects_are_not_chosen() {
         )
     };
     // At t = u, the slice ends after the axis.
-    let all = compared(&program("pow %b, 2.0"), &program("mul %b, %b"));
-    assert!(all.is_complete() && all.parts.len() == 1, "{all:#?}");
+    let comparison = compared(&program("pow %b, 2.0"), &program("mul %b, %b"));
+    assert!(comparison.is_complete() && comparison.parts.len() == 1, "{comparison:#?}");
     let sliced = |from: &str| {
         format!(
             "program \"p\" ranks 1\nsymbol t in 1..=5000\narg %x: f32[t, 16]\n{from}%y: f32[8, 16] = exp %b\nreturn %y\n"
         )
     };
-    let one = "%b: f32[8, 16] = slice %x axis=0 start=100 step=1\n";
+    let within = "%b: f32[8, 16] = slice %x axis=0 start=100 step=1\n";
     let two = "%a: f32[16, 16] = slice %x axis=0 start=92 step=1\n%b: f32[8, 16] = slice %a axis=0 start=8 step=1\n";
-    let all = compared(&sliced(one), &sliced(two));
-    assert!(all.status() <= SourceStatus::EqualByParts && all.is_complete(), "{all:#?}");
+    let comparison = compared(&sliced(within), &sliced(two));
+    assert!(comparison.status() <= SourceStatus::EqualByParts && comparison.is_complete(), "{comparison:#?}");
     let wrong = two.replace("start=8", "start=7");
-    let all = compared(&sliced(one), &sliced(&wrong));
-    assert_eq!(all.status(), SourceStatus::Different, "{all:#?}");
+    let comparison = compared(&sliced(within), &sliced(&wrong));
+    assert_eq!(comparison.status(), SourceStatus::Different, "{comparison:#?}");
     // The upper end is rejected.
     let backwards = |start: &str| {
         format!(
@@ -137,12 +145,12 @@ fn sizes_that_the_source_rejects_are_not_chosen() {
              %b: f32[1, 16] = slice %x axis=0 start={start} step=1\n%y: f32[1, 16] = exp %b\nreturn %y\n"
         )
     };
-    let all = compared(&backwards("t - 1"), &backwards("min(t - 1, 3998)"));
-    assert_eq!(all.status(), SourceStatus::Different, "{all:#?}");
-    let all = compared(&backwards("t - 1"), &backwards("min(t - 1, 3999)"));
-    assert!(all.is_complete(), "{all:#?}");
-    let bounded = limits(&all).into_iter().find(|(kind, _)| *kind == LimitKind::Bounded);
-    assert!(bounded.is_some_and(|(_, at)| at.contains("t=4000")), "{all:#?}");
+    let comparison = compared(&backwards("t - 1"), &backwards("min(t - 1, 3998)"));
+    assert_eq!(comparison.status(), SourceStatus::Different, "{comparison:#?}");
+    let comparison = compared(&backwards("t - 1"), &backwards("min(t - 1, 3999)"));
+    assert!(comparison.is_complete(), "{comparison:#?}");
+    let bounded = limits(&comparison).into_iter().find(|(kind, _)| *kind == LimitKind::Bounded);
+    assert!(bounded.is_some_and(|(_, at)| at.contains("t=4000")), "{comparison:#?}");
 }
 
 /// Every part that was not compared is counted, also those whose reasons are not listed.
@@ -150,17 +158,24 @@ fn sizes_that_the_source_rejects_are_not_chosen() {
 fn every_part_that_is_left_out_is_counted() {
     let many = MAX_LISTED_ENTRIES + 50;
     let ops = |attributes: &str| -> String {
-        let one = |k: usize| {
+        let opaque_part = |k: usize| {
             format!(
                 "%o{k}: f32[t, 16] = opaque \"ns.f{k}\" %x attributes=\"{attributes}\"\n%y{k}: f32[t, 16] = exp %o{k}\n"
             )
         };
         let returned = (0..many).map(|k| format!("return %y{k}\n"));
-        (0..many).map(one).chain(returned).collect()
+        (0..many).map(opaque_part).chain(returned).collect()
     };
-    let (status, all) = outcome(&ops(""), &ops("a"));
+    let (status, comparison) = outcome(&ops(""), &ops("a"));
     assert_eq!(status, SourceStatus::NotCompared);
-    let listed: usize = all.left_out.iter().map(|(_, n)| n).sum();
-    assert_eq!((all.left_out.len(), listed + all.more_left_out), (MAX_LISTED_ENTRIES, many), "{all:#?}");
-    assert!(all.to_string().starts_with(&format!("not compared with its source in {many} parts")), "{all}");
+    let listed: usize = comparison.left_out.iter().map(|(_, n)| n).sum();
+    assert_eq!(
+        (comparison.left_out.len(), listed + comparison.more_left_out),
+        (MAX_LISTED_ENTRIES, many),
+        "{comparison:#?}"
+    );
+    assert!(
+        comparison.to_string().starts_with(&format!("not compared with its source in {many} parts")),
+        "{comparison}"
+    );
 }

@@ -118,7 +118,7 @@ fn rewritten_programs_are_equal_by_comparison() {
 /// Many nodes lie between the op that gives ranks a common value and the compared node. Each of them is a node
 /// of both programs.
 fn layers(from: &str) -> String {
-    let one = |i: usize| {
+    let layer = |i: usize| {
         format!(
             "%p{i}: f32[t, 16] = matmul %h{i}, %v\n%r{i}: f32[t, 16] = rms_norm %p{i}, %g axes=1 eps=1e-5 round_first=false\n\
              %h{}: f32[t, 16] = add %r{i}, %h{i}\n",
@@ -126,34 +126,34 @@ fn layers(from: &str) -> String {
         )
     };
     let common = "%v: f32[16, 16] = broadcast %w root=0 group=@w\n";
-    let layers: String = (0..20).map(one).collect();
+    let layers: String = (0..20).map(layer).collect();
     // The weight of the norms is the same on all ranks as well.
     format!("{common}{from}%u: f32[16] = broadcast %g root=1 group=@w\n{}", layers.replace(", %g ", ", %u "))
 }
 
 #[test]
 fn ranks_draw_what_they_have_in_common() {
-    let same = layers("%h0: f32[t, 16] = all_reduce %x op=sum group=@w\n");
+    let shared = layers("%h0: f32[t, 16] = all_reduce %x op=sum group=@w\n");
     let source = format!(
-        "{same}%b: f32[t, 16] = broadcast %h20 root=1 group=@w\n%y: f32[t, 16] = exp %b\nreturn %y\n"
+        "{shared}%b: f32[t, 16] = broadcast %h20 root=1 group=@w\n%y: f32[t, 16] = exp %b\nreturn %y\n"
     );
-    let planned = format!("{same}%y: f32[t, 16] = exp %h20\nreturn %y\n");
-    let (found, all) = outcome(&source, &planned);
-    assert_eq!(found, SourceStatus::EqualByParts, "{all:#?}");
+    let planned = format!("{shared}%y: f32[t, 16] = exp %h20\nreturn %y\n");
+    let (status, comparison) = outcome(&source, &planned);
+    assert_eq!(status, SourceStatus::EqualByParts, "{comparison:#?}");
     // Without the all-reduce each rank has another value.
-    let other = layers("%h0: f32[t, 16] = neg %x\n");
-    let (found, _) = outcome(&source.replace(&same, &other), &planned.replace(&same, &other));
-    assert_eq!(found, SourceStatus::Different);
+    let negated = layers("%h0: f32[t, 16] = neg %x\n");
+    let (status, _) = outcome(&source.replace(&shared, &negated), &planned.replace(&shared, &negated));
+    assert_eq!(status, SourceStatus::Different);
     // Parts with equal texts are different parts if ranks have another value in common.
     let operands = "%a: f32[t, 16] = all_reduce %x op=sum group=@w\n%b: f32[t, 16] = neg %x\n";
     let sent = |of: &str| {
         format!("%{of}s: f32[t, 16] = broadcast %{of} root=1 group=@w\n%{of}y: f32[t, 16] = exp %{of}s\n")
     };
-    let kept = |of: &str| format!("%{of}y: f32[t, 16] = exp %{of}\n");
+    let kept_value = |of: &str| format!("%{of}y: f32[t, 16] = exp %{of}\n");
     let program =
         |body: &dyn Fn(&str) -> String| format!("{operands}{}{}return %ay, %by\n", body("a"), body("b"));
-    let (found, all) = outcome(&program(&sent), &program(&kept));
-    assert_eq!(found, SourceStatus::Different, "{all:#?}");
+    let (status, comparison) = outcome(&program(&sent), &program(&kept_value));
+    assert_eq!(status, SourceStatus::Different, "{comparison:#?}");
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn changes_at_some_sizes_alone_are_found() {
              %y: f32[t, 16] = select %c, %x, %z\nreturn %y\n"
         )
     };
-    let seen =
+    let attention =
         |bounds: &str| format!("%y: f32[2, t, 8] = attention %q, %q, %q {bounds} scale=0.5\nreturn %y\n");
     let mut tried = 0;
     for (source, planned) in [
@@ -178,16 +178,16 @@ fn changes_at_some_sizes_alone_are_found() {
         (masked("lt %i, 1000"), masked("lt %i, 1001")),
         (masked("lt %i, 4000"), masked("le %i, 4000")),
         (masked("lt %i, 10000"), masked("lt %i, 4999")),
-        (seen("bounds=[below row + (1), from row + (-255)]"), seen("causal=true")),
+        (attention("bounds=[below row + (1), from row + (-255)]"), attention("causal=true")),
         (
-            seen("bounds=[below row + (1), from row + (-255)]"),
-            seen("bounds=[below row + (1), from row + (-256)]"),
+            attention("bounds=[below row + (1), from row + (-255)]"),
+            attention("bounds=[below row + (1), from row + (-256)]"),
         ),
-        (seen("bounds=[below row + (1), from chunk 256 of row + (0)]"), seen("causal=true")),
-        (seen("causal=true"), seen("causal=false")),
+        (attention("bounds=[below row + (1), from chunk 256 of row + (0)]"), attention("causal=true")),
+        (attention("causal=true"), attention("causal=false")),
     ] {
-        let (found, all) = outcome(&source, &planned);
-        assert_eq!(found, SourceStatus::Different, "{source}\nto\n{planned}\n{all:#?}");
+        let (status, comparison) = outcome(&source, &planned);
+        assert_eq!(status, SourceStatus::Different, "{source}\nto\n{planned}\n{comparison:#?}");
         tried += 1;
     }
     assert_eq!(tried, 13);
@@ -263,19 +263,20 @@ fn opaque_ops_are_equal_only_on_equal_operands() {
     };
     let two = [f("", "x", 0), f("", "x", 1)].concat();
     let sum = "%y: f32[t, 16] = add %o0, %o1\nreturn %y\n";
-    let (found, all) = outcome(&format!("{two}{sum}"), &format!("{two}{sum}"));
-    assert_eq!(found, SourceStatus::Equal, "{all:#?}");
+    let (status, comparison) = outcome(&format!("{two}{sum}"), &format!("{two}{sum}"));
+    assert_eq!(status, SourceStatus::Equal, "{comparison:#?}");
     // It is unknown whether two uses give the same result.
     let merged = format!("{}%y: f32[t, 16] = add %o0, %o0\nreturn %y\n", f("", "x", 0));
-    let (found, all) = outcome(&format!("{two}{sum}"), &merged);
-    assert_ne!(found, SourceStatus::Equal, "{all:#?}");
-    let (found, all) = outcome(&format!("{two}{sum}"), &format!("{}{}{sum}", f("", "x", 0), f("a", "x", 1)));
-    assert_eq!(found, SourceStatus::NotCompared, "{all:#?}");
-    assert_eq!(all.left_out.len(), 1, "{all:#?}");
+    let (status, comparison) = outcome(&format!("{two}{sum}"), &merged);
+    assert_ne!(status, SourceStatus::Equal, "{comparison:#?}");
+    let (status, comparison) =
+        outcome(&format!("{two}{sum}"), &format!("{}{}{sum}", f("", "x", 0), f("a", "x", 1)));
+    assert_eq!(status, SourceStatus::NotCompared, "{comparison:#?}");
+    assert_eq!(comparison.left_out.len(), 1, "{comparison:#?}");
     // The operands of such an op are compared.
-    let given = |of: &str| format!("%z: f32[t, 16] = {of} %x\n{}return %o0\n", f("", "z", 0));
-    let (found, all) = outcome(&given("exp"), &given("tanh"));
-    assert_eq!(found, SourceStatus::Different, "{all:#?}");
+    let program = |of: &str| format!("%z: f32[t, 16] = {of} %x\n{}return %o0\n", f("", "z", 0));
+    let (status, comparison) = outcome(&program("exp"), &program("tanh"));
+    assert_eq!(status, SourceStatus::Different, "{comparison:#?}");
 }
 
 #[test]
@@ -285,24 +286,27 @@ fn differences_are_bounded_and_work_grows_with_the_programs() {
         let outputs = (0..n).map(|i| format!("return %y{i}\n"));
         nodes.chain(outputs).collect::<String>()
     };
-    let (found, all) = outcome(&chain(300, "mul %x, 0.5"), &chain(300, "mul %x, 0.75"));
+    let (status, comparison) = outcome(&chain(300, "mul %x, 0.5"), &chain(300, "mul %x, 0.75"));
     assert_eq!(
-        (found, all.differences.len(), all.more_differences),
+        (status, comparison.differences.len(), comparison.more_differences),
         (SourceStatus::Different, MAX_LISTED_ENTRIES, 300 - MAX_LISTED_ENTRIES)
     );
     // Equal parts count as one, however many there are.
     let layers = |n: usize, square: &str| {
-        let of = |i: usize| if i == 0 { "x".to_string() } else { format!("z{}", i - 1) };
+        let source_of = |i: usize| if i == 0 { "x".to_string() } else { format!("z{}", i - 1) };
         let layer = |i: usize| {
-            format!("%s{i}: f32[t, 16] = {}\n%z{i}: f32[t, 16] = tanh %s{i}\n", square.replace("@", &of(i)))
+            format!(
+                "%s{i}: f32[t, 16] = {}\n%z{i}: f32[t, 16] = tanh %s{i}\n",
+                square.replace("@", &source_of(i))
+            )
         };
         (0..n).map(layer).chain([format!("return %z{}\n", n - 1)]).collect::<String>()
     };
-    let (found, all) = outcome(&layers(2000, "pow %@, 2.0"), &layers(2000, "mul %@, %@"));
+    let (status, comparison) = outcome(&layers(2000, "pow %@, 2.0"), &layers(2000, "mul %@, %@"));
     assert_eq!(
-        (found, all.parts.len(), all.parts[0].places),
+        (status, comparison.parts.len(), comparison.parts[0].places),
         (SourceStatus::EqualByParts, 1, 2000),
         "{:?}",
-        all.parts
+        comparison.parts
     );
 }

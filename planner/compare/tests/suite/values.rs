@@ -75,8 +75,8 @@ fn finds_differences_for_few_values() {
             "%y: i64[t] = full value=1".into(),
         ),
     ] {
-        let all = pair(&source, &planned);
-        assert_eq!(all.status(), SourceStatus::Different, "{source}\nto\n{planned}\n{all:#?}");
+        let comparison = pair(&source, &planned);
+        assert_eq!(comparison.status(), SourceStatus::Different, "{source}\nto\n{planned}\n{comparison:#?}");
     }
 }
 
@@ -86,7 +86,7 @@ fn unneeded_reads_may_be_omitted() {
         ("%k: i64[t] = copy %i", "%k: i64[1] = copy %j"),
         ("%k: i64[t] = sub %i, 3", "%k: i64[1] = add %j, -3"),
     ] {
-        let all = pair(
+        let comparison = pair(
             &format!(
                 "{source}\n%a: f32[t, 8] = take %e, %k axis=0\n%y: f32[1, 8] = slice %a axis=0 start=0 step=1"
             ),
@@ -94,7 +94,7 @@ fn unneeded_reads_may_be_omitted() {
                 "%j: i64[1] = slice %i axis=0 start=0 step=1\n{planned}\n%y: f32[1, 8] = take %e, %k axis=0"
             ),
         );
-        assert!(all.is_complete(), "{source}\nto\n{planned}\n{all:#?}");
+        assert!(comparison.is_complete(), "{source}\nto\n{planned}\n{comparison:#?}");
     }
 }
 
@@ -110,12 +110,12 @@ fn a_leaf_without_influence_is_not_compared() {
 
 #[test]
 fn a_difference_of_equal_operands_shows_no_influence() {
-    let all = pair(
+    let comparison = pair(
         "%j: i64[t] = neg %i\n%a: i64[t] = add %i, %j\n%zero: i64[t] = sub %j, %j\n%sum: i64[t] = sub %a, %zero\n%y: i64[t] = add %sum, 7",
         "%y: i64[t] = full value=7",
     );
-    assert_eq!(all.status(), SourceStatus::NotCompared, "{all:#?}");
-    assert!(all.to_string().contains("no drawn value of %i changes a result"), "{all}");
+    assert_eq!(comparison.status(), SourceStatus::NotCompared, "{comparison:#?}");
+    assert!(comparison.to_string().contains("no drawn value of %i changes a result"), "{comparison}");
 }
 
 #[test]
@@ -125,8 +125,8 @@ fn finds_a_difference_after_a_leaf_without_influence() {
             "{HEAD}%a: i64[t] = mul %i, 0\n%y: i64[t] = {y}\n%last: i64[t] = add %y, {constant}\nreturn %last\n"
         )
     };
-    let all = compared(&program("add %a, 7", 1), &program("full value=7", 2));
-    assert_eq!(all.status(), SourceStatus::Different, "{all:#?}");
+    let comparison = compared(&program("add %a, 7", 1), &program("full value=7", 2));
+    assert_eq!(comparison.status(), SourceStatus::Different, "{comparison:#?}");
 }
 
 #[test]
@@ -176,8 +176,11 @@ fn a_leaf_that_reaches_no_result_needs_no_influence() {
             "%k: f32[t, 8] = broadcast %x root=1 group=@w\n%y: f32[t, 8] = relu %k",
         ),
     ] {
-        let all = pair(source, planned);
-        assert!(all.is_complete() && all.differences.is_empty(), "{source}\nto\n{planned}\n{all:#?}");
+        let comparison = pair(source, planned);
+        assert!(
+            comparison.is_complete() && comparison.differences.is_empty(),
+            "{source}\nto\n{planned}\n{comparison:#?}"
+        );
     }
 }
 
@@ -187,9 +190,9 @@ fn a_wider_part_that_agrees_refutes_a_difference() {
     let source = "%a: i64[t] = mul %i, 0\n%y: i64[t] = add %a, 7\n%v: i64[t] = neg %a";
     let planned = "%a: i64[t] = mul %i, 0\n%y: i64[t] = full value=7\n%v: i64[t] = neg %a";
     let [source, planned] = [source, planned].map(|text| format!("{HEAD}{text}\nreturn %v\nreturn %y\n"));
-    let all = compared(&source, &planned);
-    assert_eq!(all.status(), SourceStatus::NotCompared, "{all:#?}");
-    assert!(all.to_string().contains("no drawn value of %i changes a result"), "{all}");
+    let comparison = compared(&source, &planned);
+    assert_eq!(comparison.status(), SourceStatus::NotCompared, "{comparison:#?}");
+    assert!(comparison.to_string().contains("no drawn value of %i changes a result"), "{comparison}");
 }
 
 #[test]
@@ -199,8 +202,8 @@ fn copies_of_one_value_equal_other_equal_values() {
         %o1: f32[t, 8] = copy %v\n%o2: f32[t, 8] = copy %k\n%o3: f32[t, 8] = copy %k\nreturn %o1\nreturn %o2\nreturn %o3\n";
     let planned = "%a: f32[t, 8] = add %x, %z\n%v: f32[t, 8] = all_reduce %a op=sum group=@w\n\
         %u: f32[t, 8] = copy %v\n%w: f32[t, 8] = copy %v\nreturn %v\nreturn %u\nreturn %w\n";
-    let all = compared(&format!("{HEAD}{source}"), &format!("{HEAD}{planned}"));
-    assert!(all.is_complete() && all.differences.is_empty(), "{all:#?}");
+    let comparison = compared(&format!("{HEAD}{source}"), &format!("{HEAD}{planned}"));
+    assert!(comparison.is_complete() && comparison.differences.is_empty(), "{comparison:#?}");
 }
 
 /// Greedy sampling over a vocabulary that ranks divide: the source gathers all logits.
@@ -233,9 +236,9 @@ fn merged(ranks: usize, shard: usize, tokens: usize, dtype: &str) -> String {
             k * shard
         );
     }
-    let last = ranks - 1;
-    let (mut index, mut largest) = (format!("%o{last}"), format!("%d{last}"));
-    for k in (0..last).rev() {
+    let last_rank = ranks - 1;
+    let (mut index, mut largest) = (format!("%o{last_rank}"), format!("%d{last_rank}"));
+    for k in (0..last_rank).rev() {
         out += &format!(
             "%q{k}: bool[{tokens}] = ge %d{k}, {largest}\n%n{k}: bool[{tokens}] = is_nan %d{k}\n%r{k}: bool[{tokens}] = or %q{k}, %n{k}\n\
              %s{k}: i64[{tokens}] = select %r{k}, %o{k}, {index}\n%m{k}: {dtype}[{tokens}] = max %d{k}, {largest}\n"
@@ -250,20 +253,30 @@ fn finds_wrong_merges_of_large_vocabularies() {
     for (ranks, shard, tokens, dtype) in [(8, 2000, 4, "f32"), (4, 8000, 8, "bf16"), (2, 8, 3, "f32")] {
         let (_, source) = greedy_sampling(ranks, shard, tokens, dtype);
         let planned = merged(ranks, shard, tokens, dtype);
-        let all = compared(&source, &planned);
-        assert!(all.is_complete(), "{ranks} x {shard}: {all:#?}\n{planned}");
-        let last = ranks - 1;
+        let comparison = compared(&source, &planned);
+        assert!(comparison.is_complete(), "{ranks} x {shard}: {comparison:#?}\n{planned}");
+        let last_rank = ranks - 1;
         for (from, to) in [
             (format!("%b1, {shard}\n"), format!("%b1, {}\n", shard + 1)),
-            (format!("%b{last}, {}\n", last * shard), format!("%b{last}, {}\n", (last - 1) * shard)),
-            (format!("slice %gi axis=0 start={last}"), format!("slice %gi axis=0 start={}", last - 1)),
+            (
+                format!("%b{last_rank}, {}\n", last_rank * shard),
+                format!("%b{last_rank}, {}\n", (last_rank - 1) * shard),
+            ),
+            (
+                format!("slice %gi axis=0 start={last_rank}"),
+                format!("slice %gi axis=0 start={}", last_rank - 1),
+            ),
             ("%q0: bool[T] = ge".into(), "%q0: bool[T] = gt".into()),
             ("%r0: bool[T] = or %q0, %n0".into(), "%r0: bool[T] = or %q0, %q0".into()),
         ] {
             let [from, to] = [from, to].map(|text| text.replace("[T]", &format!("[{tokens}]")));
             assert!(planned.contains(&from), "{from} in {planned}");
-            let all = compared(&source, &planned.replace(&from, &to));
-            assert_eq!(all.status(), SourceStatus::Different, "{ranks} x {shard}, {to}: {all:#?}");
+            let comparison = compared(&source, &planned.replace(&from, &to));
+            assert_eq!(
+                comparison.status(),
+                SourceStatus::Different,
+                "{ranks} x {shard}, {to}: {comparison:#?}"
+            );
         }
     }
 }

@@ -103,7 +103,7 @@ impl ExactProblem {
     /// The offsets in bytes, by the indices of the given blocks.
     pub(super) fn offsets(&self, units: &[u32]) -> Vec<u64> {
         let mut offsets = vec![0; self.given];
-        self.block.iter().zip(units).for_each(|(&b, &at)| offsets[b] = u64::from(at) * self.unit);
+        self.block.iter().zip(units).for_each(|(&b, &position)| offsets[b] = u64::from(position) * self.unit);
         offsets
     }
 }

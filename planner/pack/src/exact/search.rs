@@ -175,19 +175,19 @@ impl<'a> ExactSearch<'a> {
 
     /// Adds a task for each connected stretch between `from` and `to`. Returns the task to do first.
     fn push_tasks(&mut self, from: usize, to: usize, parent: u32, mut next: u32) -> u32 {
-        let mut parts = Vec::new();
+        let mut stretches = Vec::new();
         let mut start = from;
         for s in from + 1..=to {
             if s == to || self.skyline.crossing[s] == 0 {
                 if self.skyline.remaining[start] > 0 {
-                    parts.push((start, s));
+                    stretches.push((start, s));
                 }
                 start = s;
             }
         }
         // Small stretches come first.
-        parts.sort_by_key(|&(from, to)| std::cmp::Reverse(to - from));
-        for (from, to) in parts {
+        stretches.sort_by_key(|&(from, to)| std::cmp::Reverse(to - from));
+        for (from, to) in stretches {
             self.tasks.push(SectionTask { from, to, parent, next });
             next = self.tasks.len() as u32 - 1;
         }
@@ -198,8 +198,8 @@ impl<'a> ExactSearch<'a> {
     fn ask(&mut self, task: u32) {
         let task = self.tasks[task as usize];
         let key = (!self.failed.is_empty()).then(|| self.skyline.key(task.from, task.to));
-        let known = key.is_some_and(|key| self.failed.contains(&key));
-        let (section, answers) = if known { (task.from, Vec::new()) } else { self.choose(task) };
+        let has_failed = key.is_some_and(|key| self.failed.contains(&key));
+        let (section, answers) = if has_failed { (task.from, Vec::new()) } else { self.choose(task) };
         let height = self.skyline.height[section];
         let mark = self.skyline.mark();
         let tasks = self.tasks.len();
@@ -267,8 +267,8 @@ impl<'a> ExactSearch<'a> {
         let capacity = skyline.capacity;
         let slack = capacity - height - skyline.remaining[section];
         let none = if slack == 0 { 0.0 } else { 0.5 };
-        let whole = f64::from(capacity.max(1));
-        let depth = f64::from(height) / whole + 0.3 * (f64::from(slack) / whole) + 0.02;
+        let full_height = f64::from(capacity.max(1));
+        let depth = f64::from(height) / full_height + 0.3 * (f64::from(slack) / full_height) + 0.02;
         let factor = depth / self.weight[section];
         if factor * (1.0 + none) >= best {
             return best;
@@ -279,10 +279,10 @@ impl<'a> ExactSearch<'a> {
     /// Applies the next answer to the top question that is consistent. Returns the first task that is left
     /// then.
     fn try_next_answer(&mut self) -> Option<u32> {
-        let at = self.stack.len() - 1;
-        while !self.stack[at].open {
+        let top_index = self.stack.len() - 1;
+        while !self.stack[top_index].open {
             let (b, section, height) = {
-                let top = &mut self.stack[at];
+                let top = &mut self.stack[top_index];
                 (top.answers.pop()?, top.section, top.height)
             };
             self.placements += 1;
@@ -290,15 +290,15 @@ impl<'a> ExactSearch<'a> {
             if b != NO_INDEX {
                 self.skyline.place(b as usize, height);
                 let (from, to) = self.problem.life[b as usize];
-                self.stack[at].open = self.skyline.unplaced_in(from, to).next().is_none();
+                self.stack[top_index].open = self.skyline.unplaced_in(from, to).next().is_none();
                 failed = self.skyline.propagate().err();
             } else if let Some(to) = self.lowest_above(section) {
                 self.skyline.lift(section, to);
                 failed = self.skyline.propagate().err();
             }
-            let NicheQuestion { task, mark, .. } = self.stack[at];
+            let NicheQuestion { task, mark, .. } = self.stack[top_index];
             let Some(section) = failed else {
-                return Some(self.push_tasks(task.from, task.to, at as u32, task.next));
+                return Some(self.push_tasks(task.from, task.to, top_index as u32, task.next));
             };
             self.weight[section] += 1.0;
             self.failures += 1;
@@ -312,24 +312,25 @@ impl<'a> ExactSearch<'a> {
     fn lowest_above(&self, section: usize) -> Option<u32> {
         let skyline = &self.skyline;
         let height = skyline.height[section];
-        let most = skyline.capacity - skyline.remaining[section];
+        let max_height = skyline.capacity - skyline.remaining[section];
         let lowest = skyline.unplaced_at(section).map(|b| match skyline.low[b] {
             low if low > height => low,
             _ => {
                 let end = self.lowest_end_in_other_sections(b, section);
-                end.unwrap_or(most + 1).next_multiple_of(self.problem.align[b])
+                end.unwrap_or(max_height + 1).next_multiple_of(self.problem.align[b])
             }
         });
-        lowest.min().filter(|&to| to <= most)
+        lowest.min().filter(|&to| to <= max_height)
     }
 
     /// The lowest end of an unplaced block that meets `b` and does not live in `section`.
     fn lowest_end_in_other_sections(&self, b: usize, section: usize) -> Option<u32> {
         let skyline = &self.skyline;
         let (from, to) = self.problem.life[b];
-        let others = skyline.unplaced_in(from, section).chain(skyline.unplaced_in(section + 1, to));
-        let apart = others.filter(|&o| !(self.problem.life[o].0..self.problem.life[o].1).contains(&section));
-        apart.map(|o| skyline.low[o] + self.problem.size[o]).min()
+        let neighbours = skyline.unplaced_in(from, section).chain(skyline.unplaced_in(section + 1, to));
+        let outside =
+            neighbours.filter(|&o| !(self.problem.life[o].0..self.problem.life[o].1).contains(&section));
+        outside.map(|o| skyline.low[o] + self.problem.size[o]).min()
     }
 
     /// Backtracks from the failed top question to the question from which it came. Returns whether there is

@@ -163,13 +163,14 @@ impl<'a> Skyline<'a> {
     pub fn key(&self, from: usize, to: usize) -> u128 {
         let state = self.height[from..to].iter().zip(&self.starts[from..to]).zip(from as u64..);
         let mut key = mix_bits(to as u64);
-        let mut more = 0u64;
+        let mut starts_hash = 0u64;
         for ((&height, &starts), s) in state {
             let number = mix_bits(starts ^ (s << 32 | u64::from(height)).wrapping_mul(0x9E37_79B9_7F4A_7C15));
             key = key.wrapping_add(number);
-            more = more.wrapping_add((number ^ number >> 29).wrapping_mul(0xC2B2_AE3D_27D4_EB4F) >> 7);
+            starts_hash =
+                starts_hash.wrapping_add((number ^ number >> 29).wrapping_mul(0xC2B2_AE3D_27D4_EB4F) >> 7);
         }
-        u128::from(key) << 64 | u128::from(more)
+        u128::from(key) << 64 | u128::from(starts_hash)
     }
 
     pub fn place(&mut self, b: usize, at: u32) {
@@ -229,11 +230,12 @@ impl<'a> Skyline<'a> {
         // Negative if the block can no longer be placed.
         let room = self.capacity as i32 - low as i32;
         let height = &self.height[from..end];
-        let left = &self.remaining[from..end];
+        let remaining = &self.remaining[from..end];
         let resting = &mut self.resting[from..end];
         let tight = &mut self.tight[from..end];
         let flags = tight.iter_mut().zip(&mut self.pending[from..end]);
-        for (((&height, &left), resting), (tight, pending)) in height.iter().zip(left).zip(resting).zip(flags)
+        for (((&height, &left), resting), (tight, pending)) in
+            height.iter().zip(remaining).zip(resting).zip(flags)
         {
             let rested = u32::from(height == before);
             *resting -= rested;
@@ -251,10 +253,10 @@ impl<'a> Skyline<'a> {
             let Some(s) = next else {
                 return Ok(());
             };
-            let left = self.remaining[s] > 0;
-            let settled = !left || self.propagate_section(s);
+            let is_open = self.remaining[s] > 0;
+            let is_done = !is_open || self.propagate_section(s);
             self.pending[s] = 0;
-            if !settled || left && self.tight[s] > 0 && !self.propagate_jobs(s) {
+            if !is_done || is_open && self.tight[s] > 0 && !self.propagate_jobs(s) {
                 return Err(s);
             }
             from = s;
@@ -339,19 +341,19 @@ impl<'a> Skyline<'a> {
             // Blocks of at least `room` bytes must end at or below the block's offset. It rises to the first end that
             // reaches this.
             let mut fill = sum;
-            let mut to = low;
+            let mut offset = low;
             let room = low - under;
-            let mut others = ends[first..].iter().filter(|&&end| unpack_job(end).0 != b);
+            let mut higher = ends[first..].iter().filter(|&&end| unpack_job(end).0 != b);
             while fill < room
-                && let Some(&end) = others.next()
+                && let Some(&end) = higher.next()
             {
                 let (block, low) = unpack_job(end);
-                to = low;
+                offset = low;
                 self.scanned += 1;
                 fill += self.problem.size[block];
             }
-            if to > low {
-                self.raises.push((b, to));
+            if offset > low {
+                self.raises.push((b, offset));
             }
         }
         self.ends = ends;

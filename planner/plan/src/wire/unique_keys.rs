@@ -20,9 +20,9 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueKeysVisitor<V> {
         let mut out = IndexMap::new();
         while let Some((name, value)) = map.next_entry::<String, V>()? {
             match out.entry(name) {
-                Entry::Vacant(place) => _ = place.insert(value),
-                Entry::Occupied(known) => {
-                    return Err(A::Error::custom(format!("duplicate entry `{}`", known.key())));
+                Entry::Vacant(entry) => _ = entry.insert(value),
+                Entry::Occupied(entry) => {
+                    return Err(A::Error::custom(format!("duplicate entry `{}`", entry.key())));
                 }
             }
         }

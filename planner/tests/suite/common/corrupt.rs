@@ -26,7 +26,7 @@ pub fn flatten(plan: &Plan, zone: u64) -> Plan {
     let (ordinary, symmetric) = (plan.arenas.ordinary, plan.arenas.symmetric);
     add_zones(&mut plan, zone);
     for bucket in &mut plan.buckets {
-        let last = bucket.steps.len().saturating_sub(1);
+        let last_step = bucket.steps.len().saturating_sub(1);
         for place in bucket.places.values_mut() {
             let MemoryRef::Buffer(b) = place.memory else { continue };
             let old = &bucket.buffers[b];
@@ -36,7 +36,14 @@ pub fn flatten(plan: &Plan, zone: u64) -> Plan {
                 Err(_) => format!("{} + {}", place.offset, old.offset),
             };
         }
-        let buffer = |arena, size| Buffer { arena, offset: 0, size, first: 0, last, reach: PeerReach::Local };
+        let buffer = |arena, size| Buffer {
+            arena,
+            offset: 0,
+            size,
+            first: 0,
+            last: last_step,
+            reach: PeerReach::Local,
+        };
         bucket.buffers = vec![buffer(ArenaKind::Ordinary, ordinary), buffer(ArenaKind::Symmetric, symmetric)];
     }
     plan
@@ -184,22 +191,22 @@ fn move_value(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {
     let operands =
         step.iter().flat_map(|&n| &graph.nodes[n].inputs).map(|&x| graph.value_name(x).to_string());
     let operands: Vec<String> = operands.filter(|x| in_buffer.contains(x)).collect();
-    let others = if operands.is_empty() || rng.one_in(2) { &in_buffer } else { &operands };
-    let other_name = rng.pick(others);
-    let other = bucket.places[&other_name].clone();
+    let candidates = if operands.is_empty() || rng.one_in(2) { &in_buffer } else { &operands };
+    let other_name = rng.pick(candidates);
+    let target = bucket.places[&other_name].clone();
     let size = match bucket.places[&name].memory {
         MemoryRef::Buffer(m) => bucket.buffers[m].size - ROOM,
         _ => return None,
     };
-    let behind = format!("{} + {}", other.offset, bytes(&graph, &other_name));
-    let place = &mut bucket.places[&name];
-    place.by_rank = None;
-    place.offset = match rng.below(4) {
-        0 | 1 if other.memory == place.memory => other.offset,
-        2 if other.memory == place.memory => behind,
+    let behind = format!("{} + {}", target.offset, bytes(&graph, &other_name));
+    let placement = &mut bucket.places[&name];
+    placement.by_rank = None;
+    placement.offset = match rng.below(4) {
+        0 | 1 if target.memory == placement.memory => target.offset,
+        2 if target.memory == placement.memory => behind,
         _ => (rng.below(size as usize / 16) * 16).to_string(),
     };
-    Some(format!("%{name} of bucket {b} lies at {}", place.offset))
+    Some(format!("%{name} of bucket {b} lies at {}", placement.offset))
 }
 
 /// Places the values of an arena directly after one another, in a random order. They are disjoint in every run,
@@ -210,12 +217,12 @@ fn stack(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {
     let graph = text::parse(&plan.programs[bucket.program]).expect("parses");
     let in_arena = bucket.places.iter().filter(|(_, p)| p.memory == MemoryRef::Buffer(arena));
     let mut names: Vec<String> = in_arena.map(|(name, _)| name.clone()).collect();
-    let mut at = "0".to_string();
+    let mut offset = "0".to_string();
     let order: Vec<String> = (0..names.len()).map(|_| names.swap_remove(rng.below(names.len()))).collect();
     for name in &order {
-        let behind = format!("{at} + {}", bytes(&graph, name));
-        let place = &mut bucket.places[name];
-        (place.offset, place.by_rank) = (std::mem::replace(&mut at, behind), None);
+        let behind = format!("{offset} + {}", bytes(&graph, name));
+        let placement = &mut bucket.places[name];
+        (placement.offset, placement.by_rank) = (std::mem::replace(&mut offset, behind), None);
     }
     if !rng.one_in(3) {
         let exits = bucket.steps.iter_mut().filter_map(|s| s.exit.as_mut());

@@ -71,7 +71,7 @@ pub fn explore(plan: &Plan, runs: &[BucketRun]) -> BTreeSet<String> {
 /// Every bucket at each combination of the ends and the middle of its symbols' ranges.
 fn points(plan: &Plan) -> Vec<BucketRun> {
     let ends = |[low, high]: [i64; 2]| BTreeSet::from([low, low.midpoint(high), high]);
-    let mut all = Vec::new();
+    let mut runs = Vec::new();
     for (bucket, b) in plan.buckets.iter().enumerate() {
         let mut of_bucket = vec![BucketRun { bucket, symbols: BTreeMap::new() }];
         for (symbol, range) in &b.symbols {
@@ -83,26 +83,30 @@ fn points(plan: &Plan) -> Vec<BucketRun> {
             let values = ends(*range);
             of_bucket = of_bucket.iter().flat_map(|r| values.iter().map(|&v| with(r, v))).collect();
         }
-        all.extend(of_bucket);
+        runs.extend(of_bucket);
     }
-    all
+    runs
 }
 
 /// Sequences of `length` runs with independent buckets and sizes: all sequences over [`points`], or `most` of
 /// them at random.
 pub fn sequences(plan: &Plan, length: u32, most: usize, rng: &mut SplitMix) -> Vec<Vec<BucketRun>> {
     let points = points(plan);
-    let one = |number: usize| {
-        let mut rest = number;
+    let sequence = |number: usize| {
+        let mut digits = number;
         let mut next = || {
-            let point = points[rest % points.len()].clone();
-            rest /= points.len();
+            let point = points[digits % points.len()].clone();
+            digits /= points.len();
             point
         };
         (0..length).map(|_| next()).collect()
     };
-    let all = points.len().pow(length);
-    if all <= most { (0..all).map(one).collect() } else { (0..most).map(|_| one(rng.below(all))).collect() }
+    let count = points.len().pow(length);
+    if count <= most {
+        (0..count).map(sequence).collect()
+    } else {
+        (0..most).map(|_| sequence(rng.below(count))).collect()
+    }
 }
 
 struct RunStage<'a> {
@@ -193,7 +197,7 @@ impl ExploredWorld {
     }
 
     fn races(&mut self) {
-        let mut found = BTreeSet::new();
+        let mut races = BTreeSet::new();
         for (i, a) in self.accesses.iter().enumerate() {
             for b in &self.accesses[i + 1..] {
                 let shared = a.region == b.region && a.bytes.0 < b.bytes.1 && b.bytes.0 < a.bytes.1;
@@ -201,11 +205,11 @@ impl ExploredWorld {
                     continue;
                 }
                 if !self.happens_before(a.end, b.begin) && !self.happens_before(b.end, a.begin) {
-                    found.insert(format!("race: {} | {}", a.text, b.text));
+                    races.insert(format!("race: {} | {}", a.text, b.text));
                 }
             }
         }
-        self.findings.extend(found);
+        self.findings.extend(races);
     }
 
     /// Adds the events and accesses of a run.
@@ -292,8 +296,8 @@ impl ExploredWorld {
             ExitBarrierPolicy::Droppable => stage.bucket.steps[s].exit == Some(ExitBarrier::Kept),
         };
         let with = |all: &[Event], r: usize, join: bool| -> Vec<Event> {
-            let others = stage.cell(group, r).into_iter().filter(|_| join).map(|q| all[q]);
-            [all[r]].into_iter().chain(others).collect()
+            let joined = stage.cell(group, r).into_iter().filter(|_| join).map(|q| all[q]);
+            [all[r]].into_iter().chain(joined).collect()
         };
         let joins = contract.sync_scope == SyncScope::Group;
         let mut puts = Vec::new();
@@ -414,12 +418,12 @@ impl ExploredWorld {
         }
         let slot = (zone_bytes / n) as usize;
         for r in 0..self.ranks {
-            let at = |i: usize| fixed.offset as usize + i * slot;
+            let slot_start = |i: usize| fixed.offset as usize + i * slot;
             for &(q, receipt) in &received[r] {
                 let i = stage.cell(group, r).iter().position(|&x| x == q).unwrap_or(0);
                 self.accesses.push(ByteAccess {
                     region: (r, MemoryKind::Symmetric),
-                    bytes: (at(i), at(i + 1)),
+                    bytes: (slot_start(i), slot_start(i + 1)),
                     begin: arrive[q],
                     end: receipt,
                     write: true,
@@ -429,7 +433,7 @@ impl ExploredWorld {
             }
             self.accesses.push(ByteAccess {
                 region: (r, MemoryKind::Symmetric),
-                bytes: (at(0), at(n as usize)),
+                bytes: (slot_start(0), slot_start(n as usize)),
                 begin: met[r],
                 end: completed[r],
                 write: false,
@@ -637,8 +641,8 @@ impl RunStage<'_> {
     /// The nodes of a step that communicate, or its first.
     fn communicating(&self, s: usize) -> Vec<NodeId> {
         let communicates = |n: &NodeId| self.graph.nodes[*n].op.as_collective().is_some();
-        let all: Vec<NodeId> = self.nodes(s).into_iter().filter(communicates).collect();
-        if all.is_empty() { vec![self.first(s)] } else { all }
+        let communicating: Vec<NodeId> = self.nodes(s).into_iter().filter(communicates).collect();
+        if communicating.is_empty() { vec![self.first(s)] } else { communicating }
     }
 
     /// The first node of a step that communicates, or its first.
@@ -650,17 +654,17 @@ impl RunStage<'_> {
     /// The operands that a step reads of other steps: the reading node, the operand's index, and the operand.
     fn operands(&self, s: usize) -> Vec<(NodeId, usize, ValueId)> {
         let nodes = self.nodes(s);
-        let all = nodes
+        let operands = nodes
             .iter()
             .flat_map(|&n| self.graph.nodes[n].inputs.iter().enumerate().map(move |(k, &x)| (n, k, x)));
         let own = |x: ValueId| self.graph.defining_node(self.base(x)).is_some_and(|n| nodes.contains(&n));
-        all.filter(|(_, _, x)| !own(*x)).collect()
+        operands.filter(|(_, _, x)| !own(*x)).collect()
     }
 
     /// The values of a step that have memory.
     fn results(&self, s: usize) -> Vec<ValueId> {
-        let all = self.nodes(s).into_iter().flat_map(|n| self.graph.nodes[n].outputs.iter().copied());
-        all.filter(|&v| !self.inner[v] && self.base(v) == v).collect()
+        let results = self.nodes(s).into_iter().flat_map(|n| self.graph.nodes[n].outputs.iter().copied());
+        results.filter(|&v| !self.inner[v] && self.base(v) == v).collect()
     }
 
     fn base(&self, v: ValueId) -> ValueId {
@@ -700,10 +704,10 @@ impl RunStage<'_> {
     /// Whether an input is written only once: it is no argument, nothing replaces it, and it has one size.
     fn lasts(&self, input: InputId) -> bool {
         let graph = self.graph;
-        let given = &graph.inputs[input];
+        let graph_input = &graph.inputs[input];
         let replaced = graph.outputs.iter().any(|o| o.kind == OutputKind::Mutates(input));
-        let varies = graph.ty(given.value).shape.iter().any(|d| d.as_const().is_none());
-        given.kind != InputKind::Argument && !replaced && !varies
+        let varies = graph.ty(graph_input.value).shape.iter().any(|d| d.as_const().is_none());
+        graph_input.kind != InputKind::Argument && !replaced && !varies
     }
 
     fn is_bound(&self, input: usize) -> bool {
@@ -712,32 +716,32 @@ impl RunStage<'_> {
 
     /// The bytes of a base on a rank.
     fn bytes(&self, base: ValueId, rank: usize) -> (MemoryKind, usize, usize) {
-        let place: &ValuePlacement = &self.bucket.places[self.graph.value_name(base)];
+        let placement: &ValuePlacement = &self.bucket.places[self.graph.value_name(base)];
         let dim =
             |text: &str| self.eval(&text::parse_dim(text, &self.graph.symbols).expect("a dim")) as usize;
-        let mut at = dim(&place.offset);
-        if let Some(by) = &place.by_rank {
+        let mut start = dim(&placement.offset);
+        if let Some(by) = &placement.by_rank {
             let group = self.graph.groups.iter().find(|(_, g)| g.name == by.group).expect("a group").0;
             let number = self.cell(group, rank).iter().position(|&q| q == rank).expect("in the cell");
-            at += number * dim(&by.stride);
+            start += number * dim(&by.stride);
         }
-        let memory = match place.memory {
+        let memory = match placement.memory {
             MemoryRef::Buffer(b) => {
                 let buffer = &self.bucket.buffers[b];
-                at += buffer.offset as usize;
+                start += buffer.offset as usize;
                 match buffer.arena {
                     ArenaKind::Ordinary => MemoryKind::Ordinary,
                     ArenaKind::Symmetric => MemoryKind::Symmetric,
                 }
             }
             MemoryRef::Fixed(f) => {
-                at += self.plan.fixed[f].offset as usize;
+                start += self.plan.fixed[f].offset as usize;
                 MemoryKind::Symmetric
             }
             MemoryRef::Output(k) => MemoryKind::Output(k),
             MemoryRef::Input(i) => MemoryKind::Input(i),
         };
-        (memory, at, at + self.eval(&self.graph.ty(base).bytes()) as usize)
+        (memory, start, start + self.eval(&self.graph.ty(base).bytes()) as usize)
     }
 
     /// For each element of a value in row-major order: its first byte and its number.
@@ -789,15 +793,15 @@ impl ContentTags<'_> {
         }
         let ValueDef::Node(id, _) = graph.values[value].def else { return self.fresh(value, rank) };
         let node = &graph.nodes[id];
-        let all = |parts: Vec<Rc<Vec<u64>>>| parts.iter().flat_map(|p| p.iter().copied()).collect();
+        let concatenated = |parts: Vec<Rc<Vec<u64>>>| parts.iter().flat_map(|p| p.iter().copied()).collect();
         match &node.op {
             Op::Concat { axis } if graph.ty(value).shape[..*axis].iter().all(|d| d.as_const() == Some(1)) => {
-                all(node.inputs.iter().map(|&x| self.of(x, rank)).collect())
+                concatenated(node.inputs.iter().map(|&x| self.of(x, rank)).collect())
             }
             Op::Copy => self.of(node.inputs[0], rank).to_vec(),
-            Op::Collective(c) if c.kind == CollectiveKind::AllGather => {
-                all(stage.cell(c.group, rank).into_iter().map(|q| self.of(node.inputs[0], q)).collect())
-            }
+            Op::Collective(c) if c.kind == CollectiveKind::AllGather => concatenated(
+                stage.cell(c.group, rank).into_iter().map(|q| self.of(node.inputs[0], q)).collect(),
+            ),
             _ => self.fresh(value, rank),
         }
     }

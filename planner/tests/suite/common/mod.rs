@@ -112,8 +112,9 @@ impl ProgramMaker {
 
     /// A value with the same number of rows.
     fn same_rows(&self, rng: &mut SplitMix, rows: &Dim) -> ValueId {
-        let all: Vec<ValueId> = self.values.iter().copied().filter(|&y| self.rows(y) == *rows).collect();
-        rng.pick(&all)
+        let candidates: Vec<ValueId> =
+            self.values.iter().copied().filter(|&y| self.rows(y) == *rows).collect();
+        rng.pick(&candidates)
     }
 
     fn push(&mut self, name: &str, op: Op, inputs: &[ValueId]) {
@@ -195,12 +196,16 @@ impl ProgramMaker {
             }
             2 => {
                 let name = format!("at{}", self.b.graph().inputs.len());
-                let at = TensorType::new(DType::I64, vec![rows.clone()]);
-                let at = self.b.input(InputKind::Argument, &name, "", at, None);
+                let positions_type = TensorType::new(DType::I64, vec![rows.clone()]);
+                let positions = self.b.input(InputKind::Argument, &name, "", positions_type, None);
                 for _ in 0..2 {
                     let source = self.same_rows(rng, rows);
                     let into = self.recent(rng);
-                    self.push("a", Op::IndexPut { axis: 0, accumulate: rng.one_in(4) }, &[into, source, at]);
+                    self.push(
+                        "a",
+                        Op::IndexPut { axis: 0, accumulate: rng.one_in(4) },
+                        &[into, source, positions],
+                    );
                 }
             }
             3 => {
@@ -225,8 +230,8 @@ impl ProgramMaker {
         let largest = *self.b.node_as("t", top, &[positive], types.to_vec()).ok()?.first()?;
         let sum = Op::Reduce { op: ReductionKind::Sum, axes: vec![1], keep: true };
         let sum = self.b.op("q", sum, &[largest]).ok()?;
-        let part = self.b.op("d", Op::Binary(BinaryOp::Div), &[largest, sum]).ok()?;
-        self.push("c", Op::Concat { axis: 1 }, &[part, part]);
+        let quotient = self.b.op("d", Op::Binary(BinaryOp::Div), &[largest, sum]).ok()?;
+        self.push("c", Op::Concat { axis: 1 }, &[quotient, quotient]);
         Some(())
     }
 
@@ -234,12 +239,12 @@ impl ProgramMaker {
     fn folded(&mut self, rng: &mut SplitMix, rows: &Dim) -> Option<()> {
         let from = self.recent(rng);
         let number = self.b.graph().inputs.len();
-        let at = TensorType::new(DType::I64, vec![rows.clone(), 2.into()]);
-        let at = self.b.input(InputKind::Argument, &format!("at{number}"), "", at, None);
+        let indices_type = TensorType::new(DType::I64, vec![rows.clone(), 2.into()]);
+        let indices = self.b.input(InputKind::Argument, &format!("at{number}"), "", indices_type, None);
         let weights = TensorType::new(DType::F32, vec![rows.clone(), 2.into(), 1.into()]);
         let weights = self.b.input(InputKind::Argument, &format!("weights{number}"), "", weights, None);
-        let taken = self.b.op("r", Op::Take { axis: 0 }, &[from, at]).ok()?;
-        let product = self.b.op("m", Op::Binary(BinaryOp::Mul), &[taken, weights]).ok()?;
+        let rows_taken = self.b.op("r", Op::Take { axis: 0 }, &[from, indices]).ok()?;
+        let product = self.b.op("m", Op::Binary(BinaryOp::Mul), &[rows_taken, weights]).ok()?;
         self.push("f", Op::Reduce { op: ReductionKind::Sum, axes: vec![1], keep: false }, &[product]);
         Some(())
     }
@@ -269,14 +274,16 @@ impl ProgramMaker {
         let n = i64::from(self.config.ranks);
         let Some(rows) = rng.pick(&self.units).exact_div(&Dim::from(n)) else { return };
         let columns = n * 16;
-        let left = TensorType::new(DType::BF16, vec![rows.clone(), Dim::from(64)]);
+        let left_type = TensorType::new(DType::BF16, vec![rows.clone(), Dim::from(64)]);
         let name = format!("left{}", self.b.graph().inputs.len());
-        let left = self.b.input(InputKind::Argument, &name, "", left, None);
+        let left_matrix = self.b.input(InputKind::Argument, &name, "", left_type, None);
         let mut result = None;
         for _ in 0..1 + rng.below(2) {
             let weight = self.weight(DType::BF16, [columns, 64]);
-            let made = self.b.op("t", Op::Permute { perm: vec![1, 0] }, &[weight]);
-            let Ok(product) = made.and_then(|t| self.b.op("p", Op::MATMUL, &[left, t])) else { return };
+            let transposed = self.b.op("t", Op::Permute { perm: vec![1, 0] }, &[weight]);
+            let Ok(product) = transposed.and_then(|t| self.b.op("p", Op::MATMUL, &[left_matrix, t])) else {
+                return;
+            };
             let joined = match result {
                 Some(other) => self.b.op("e", Op::Binary(BinaryOp::Mul), &[product, other]),
                 None => self.b.op("e", Op::Unary(UnaryOp::Exp), &[product]),
@@ -398,7 +405,7 @@ impl ProgramMaker {
         let group = rng.pick(&self.groups);
         let n = self.b.graph().group_size(group).unwrap_or(1);
         let unit = self.units[0].clone();
-        let whole = unit.clone() * Dim::from(i64::from(n));
+        let full = unit.clone() * Dim::from(i64::from(n));
         let count = 3 + rng.below(2);
         let input = |make: &mut Self, kind, name: String, rows: &Dim| {
             let ty = TensorType::new(DType::F32, vec![rows.clone(), Dim::from(4)]);
@@ -407,8 +414,8 @@ impl ProgramMaker {
         let kind = rng.pick(&[InputKind::Argument, InputKind::Parameter]);
         let shards: Vec<ValueId> =
             (0..count).map(|i| input(self, kind, format!("shard{i}"), &unit)).collect();
-        let mut h = input(self, InputKind::Argument, "x".into(), &whole);
-        let (ahead, cast, again) = (rng.one_in(2), rng.one_in(2), rng.one_in(2));
+        let mut h = input(self, InputKind::Argument, "x".into(), &full);
+        let (ahead, cast, gathers_again) = (rng.one_in(2), rng.one_in(2), rng.one_in(2));
         let gather = |make: &mut Self, shard: ValueId| {
             let shard = if cast { make.b.op("cast", Op::Unary(UnaryOp::Neg), &[shard]).ok()? } else { shard };
             Some(make.b.collective("all_gather", CollectiveKind::AllGather, group, &[shard]).ok()?[0])
@@ -427,8 +434,8 @@ impl ProgramMaker {
         }
         let mut outputs = vec![h];
         for (weight, &shard) in gathered.iter().zip(&shards).rev() {
-            let again = Some(shard).filter(|_| again).and_then(|shard| gather(self, shard));
-            let w = again.or(*weight).expect("it is gathered");
+            let regathered = Some(shard).filter(|_| gathers_again).and_then(|shard| gather(self, shard));
+            let w = regathered.or(*weight).expect("it is gathered");
             let gradient = add(self, BinaryOp::Mul, h, w);
             h = add(self, BinaryOp::Add, gradient, h);
             let averaged = rng.one_in(4).then_some(CollectiveKind::AllReduce(CollectiveReduceOp::Avg));
@@ -444,8 +451,8 @@ impl ProgramMaker {
 
     fn outputs(&mut self, rng: &mut SplitMix) {
         let nodes: Vec<ValueId> = self.values.clone();
-        let last = *nodes.last().expect("there is an input");
-        let mut chosen = vec![last];
+        let last_value = *nodes.last().expect("there is an input");
+        let mut chosen = vec![last_value];
         for _ in 0..rng.below(3) {
             let v = rng.pick(&nodes);
             if !chosen.contains(&v) {
@@ -454,13 +461,15 @@ impl ProgramMaker {
         }
         let graph = self.b.graph_mut();
         let mutated = graph.inputs.iter().find(|(_, i)| {
-            i.kind == InputKind::Parameter && graph.ty(i.value) == graph.ty(last) && i.value != last
+            i.kind == InputKind::Parameter
+                && graph.ty(i.value) == graph.ty(last_value)
+                && i.value != last_value
         });
         let kind = match mutated {
             Some((id, _)) if rng.one_in(2) => OutputKind::Mutates(id),
             _ => OutputKind::Returned,
         };
-        graph.outputs.push(GraphOutput { value: last, kind });
+        graph.outputs.push(GraphOutput { value: last_value, kind });
         for &v in &chosen[1..] {
             graph.outputs.push(GraphOutput { value: v, kind: OutputKind::Returned });
         }
@@ -470,9 +479,9 @@ impl ProgramMaker {
 /// A ring, or some ranks that send to some others or to themselves.
 fn random_pairs(rng: &mut SplitMix, n: u32) -> Vec<(u32, u32)> {
     let shift = rng.below(n as usize) as u32;
-    let all = (0..n).map(|r| (r, (r + shift) % n));
-    let whole = rng.one_in(2);
-    all.filter(|_| whole || rng.one_in(2)).collect()
+    let ring = (0..n).map(|r| (r, (r + shift) % n));
+    let is_complete = rng.one_in(2);
+    ring.filter(|_| is_complete || rng.one_in(2)).collect()
 }
 
 /// The program with a variant chosen at random for each collective.

@@ -87,10 +87,10 @@ fn node(
             if ranks == Dim::from(1) {
                 return None;
             }
-            let part = TensorType::new(DType::F32, [four.exact_div(&ranks)?, Dim::from(8)]);
+            let piece_type = TensorType::new(DType::F32, [four.exact_div(&ranks)?, Dim::from(8)]);
             let step =
                 Op::Slice { axis: 0, start: if r.one_in(2) { Dim::from(0) } else { Dim::from(t) }, step: 1 };
-            let mut piece = b.op_as(&format!("{name}.piece"), step, &[x], part.clone()).ok()?;
+            let mut piece = b.op_as(&format!("{name}.piece"), step, &[x], piece_type.clone()).ok()?;
             if r.below(100) < 60 {
                 piece = b.op(&format!("{name}.part"), Op::Unary(UnaryOp::Neg), &[piece]).ok()?;
             }
@@ -106,8 +106,8 @@ fn node(
                 x,
             )?;
             let n = b.graph().group_size(group)? as usize;
-            let parts: Vec<ValueId> = vec![reduced; n];
-            b.op(name, Op::Concat { axis: 0 }, &parts).ok()
+            let pieces: Vec<ValueId> = vec![reduced; n];
+            b.op(name, Op::Concat { axis: 0 }, &pieces).ok()
         }
         10 => collective(b, r, name, CollectiveKind::AllToAll(AllToAllSplits::Even), group, x),
         11 => collective(b, r, name, CollectiveKind::Broadcast { root: 0 }, group, x),

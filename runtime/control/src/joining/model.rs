@@ -127,8 +127,8 @@ impl ModelWorld {
             }
         }
         if self.is_running(0) && self.coordinator.is_some() && self.outcome.is_none() {
-            let said = (0..setting.ranks).filter(|&rank| !self.answers[rank as usize].is_empty());
-            out.extend(said.map(ModelAction::TakeAnswer));
+            let answering = (0..setting.ranks).filter(|&rank| !self.answers[rank as usize].is_empty());
+            out.extend(answering.map(ModelAction::TakeAnswer));
         }
         out
     }
@@ -209,7 +209,7 @@ impl ModelWorld {
         let clock = self.clock;
         let stopped = self.stopped.clone();
         let mapped: Vec<bool> = self.ranks.iter().map(|r| r.is_mapped).collect();
-        let silent = |process: u32| time_units(stopped[process as usize].map_or(0, |at| clock - at));
+        let silent = |process: u32| time_units(stopped[process as usize].map_or(0, |since| clock - since));
         let of_rank = |rank: u32| (setting.signs && mapped[rank as usize]).then(|| silent(rank));
         let fault = self.coordinator.as_ref().filter(|_| self.is_running(0) && self.outcome.is_none());
         let fault = fault.and_then(|machine| machine.check_timeouts(time_units(clock), &of_rank));
@@ -269,11 +269,11 @@ impl ModelWorld {
 
 /// Explores all reachable states; returns their number and the number of ends.
 fn explore(setting: &ModelSetting) -> (usize, usize) {
-    let mut seen = HashSet::new();
+    let mut visited = HashSet::new();
     let mut open = vec![ModelWorld::new(setting.ranks)];
     let mut ends = 0;
     while let Some(world) = open.pop() {
-        if !seen.insert(world.clone()) {
+        if !visited.insert(world.clone()) {
             continue;
         }
         world.check_outcomes(setting);
@@ -301,7 +301,7 @@ fn explore(setting: &ModelSetting) -> (usize, usize) {
             open.push(next);
         }
     }
-    (seen.len(), ends)
+    (visited.len(), ends)
 }
 
 #[test]

@@ -127,9 +127,9 @@ fn block_counts_to_try(blocks: &[u32], variant: CollectiveVariant, bytes: usize)
         return vec![None];
     }
     // A block handles at least a KiB.
-    let most = u32::try_from(bytes >> 10).unwrap_or(u32::MAX);
-    let first_beyond = blocks.iter().copied().filter(|&b| b >= most).min().unwrap_or(u32::MAX);
-    let within = blocks.iter().copied().filter(|&b| b < most || b == first_beyond);
+    let max_blocks = u32::try_from(bytes >> 10).unwrap_or(u32::MAX);
+    let first_beyond = blocks.iter().copied().filter(|&b| b >= max_blocks).min().unwrap_or(u32::MAX);
+    let within = blocks.iter().copied().filter(|&b| b < max_blocks || b == first_beyond);
     within.map(Some).collect()
 }
 

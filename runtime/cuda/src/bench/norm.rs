@@ -116,9 +116,9 @@ impl RankBench<'_> {
     /// adjacent.
     fn prepare_separate(&mut self, rows: usize, hidden: usize) -> Result<()> {
         let steps = self.separate(rows, hidden);
-        let (lowered, source) = self.with_program_context(|parts| {
-            let address_of = |value: &LocatedTensor| parts.addresses.address_of(value);
-            let mut l = KernelLowering::new(&address_of, parts.machine);
+        let (lowered, source) = self.with_program_context(|context| {
+            let address_of = |value: &LocatedTensor| context.addresses.address_of(value);
+            let mut l = KernelLowering::new(&address_of, context.machine);
             let mut lowered = Vec::with_capacity(steps.len());
             for step in &steps {
                 lowered.push(match &step.work {
@@ -127,8 +127,8 @@ impl RankBench<'_> {
                         compute::lower(&step, &mut l)?
                     }
                     StepWork::Collective(call) => {
-                        let ends = parts.addresses.collective_pointers(call);
-                        let work = collective::lower(step.index, call, &ends, parts.peers, &mut l.source)?;
+                        let ends = context.addresses.collective_pointers(call);
+                        let work = collective::lower(step.index, call, &ends, context.peers, &mut l.source)?;
                         work.unwrap_or_default()
                     }
                     StepWork::Custom { .. } | StepWork::Dispatch(_) => {
@@ -201,9 +201,9 @@ impl RankBench<'_> {
                 // A value that is not a number is not close.
                 let close = (normed[i] - expected).abs() <= RELATIVE_TOLERANCE * expected.abs();
                 if added[i] != x || !close {
-                    let found = (added[i], normed[i]);
+                    let actual = (added[i], normed[i]);
                     return Ok(Some(format!(
-                        "row {row}, element {j}: expected {x}, {expected}, found {found:?}"
+                        "row {row}, element {j}: expected {x}, {expected}, found {actual:?}"
                     )));
                 }
             }

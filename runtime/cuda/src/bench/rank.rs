@@ -249,11 +249,14 @@ impl<'a> RankBench<'a> {
         let operand = small_integers(self.dtype, elements, self.exchange.rank())?;
         let poison = vec![0x7f; bytes];
         for turn in 0..2 {
-            let at = base + (turn * self.region) as Address;
+            let operand_address = base + (turn * self.region) as Address;
             // SAFETY: the regions exist; no run is in progress.
             unsafe {
-                self.resources.streams.compute.upload(at, operand.data())?;
-                self.resources.streams.compute.upload(at + 2 * self.region as Address, &poison)?;
+                self.resources.streams.compute.upload(operand_address, operand.data())?;
+                self.resources
+                    .streams
+                    .compute
+                    .upload(operand_address + 2 * self.region as Address, &poison)?;
             }
         }
         let times = self.measure_times(graph, replays, alive, &mut || {
@@ -266,7 +269,7 @@ impl<'a> RankBench<'a> {
     /// Compiles these calls, which replace the previous program.
     pub fn prepare(&mut self, steps: &[ExecutableStep]) -> Result<()> {
         let program =
-            self.with_program_context(|parts| DeviceProgram::new(self.exchange.rank(), steps, parts))?;
+            self.with_program_context(|context| DeviceProgram::new(self.exchange.rank(), steps, context))?;
         self.resources.programs = vec![program];
         Ok(())
     }
@@ -278,8 +281,8 @@ impl<'a> RankBench<'a> {
         lowered: Vec<Vec<GpuCommand>>,
         source: &compile::KernelSource,
     ) -> Result<()> {
-        let program =
-            self.with_program_context(|parts| DeviceProgram::from_commands(steps, lowered, source, parts))?;
+        let program = self
+            .with_program_context(|context| DeviceProgram::from_commands(steps, lowered, source, context))?;
         self.resources.programs = vec![program];
         Ok(())
     }
@@ -290,7 +293,7 @@ impl<'a> RankBench<'a> {
             status: self.resources.status.address() + 2048,
             ..KernelTarget::from_device(&self.resources.device)
         };
-        let parts = ProgramContext {
+        let context = ProgramContext {
             device: &self.resources.device,
             addresses: &self.addresses,
             peers: &self.peers,
@@ -301,7 +304,7 @@ impl<'a> RankBench<'a> {
             progress: None,
             bases: PortBases::NONE,
         };
-        make(&parts)
+        make(&context)
     }
 
     pub fn record(&self) -> Result<ExecutableGraph> {
@@ -350,7 +353,7 @@ impl<'a> RankBench<'a> {
     pub fn compare(&self, kind: &CollectiveKind, base: Address, elements: usize) -> Result<Option<String>> {
         let n = self.exchange.ranks() as usize;
         let me = self.exchange.rank() as usize;
-        let all: Vec<Vec<f64>> = (0..n)
+        let operands: Vec<Vec<f64>> = (0..n)
             .map(|r| small_integers(self.dtype, elements, r as u32).map(|t| t.to_f64()))
             .collect::<Result<_, _>>()?;
         let piece = elements / n;
@@ -359,22 +362,22 @@ impl<'a> RankBench<'a> {
         let (start, count) = if facts.operand_pieces { (me * piece, piece) } else { (0, piece * n) };
         let count = if facts.is_sized_by_result() { piece } else { count };
         let expected: Vec<f64> = if facts.reduces {
-            (start..start + count).map(|i| all.iter().map(|x| x[i]).sum()).collect()
+            (start..start + count).map(|i| operands.iter().map(|x| x[i]).sum()).collect()
         } else if facts.result_pieces {
-            all.iter().flat_map(|x| &x[start..start + count]).copied().collect()
+            operands.iter().flat_map(|x| &x[start..start + count]).copied().collect()
         } else {
-            kind.sender_to(me as u32).map_or_else(|| vec![0.0; count], |from| all[from as usize].clone())
+            kind.sender_to(me as u32).map_or_else(|| vec![0.0; count], |from| operands[from as usize].clone())
         };
         for turn in 0..2 {
             let mut bytes = vec![0; expected.len() * self.dtype.size()];
-            let at = base + ((2 + turn) * self.region) as Address;
+            let result_address = base + ((2 + turn) * self.region) as Address;
             // SAFETY: the region exists; no run is in progress.
-            unsafe { self.resources.streams.compute.download(&mut bytes, at)? };
-            let found = Tensor::new(self.dtype, vec![expected.len()], bytes);
-            let found = found.map(|t| t.to_f64()).unwrap_or_default();
-            for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                if found != expected {
-                    let text = format!("result {turn}, element {i}: expected {expected}, found {found}");
+            unsafe { self.resources.streams.compute.download(&mut bytes, result_address)? };
+            let actual = Tensor::new(self.dtype, vec![expected.len()], bytes);
+            let actual = actual.map(|t| t.to_f64()).unwrap_or_default();
+            for (i, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
+                if actual != expected {
+                    let text = format!("result {turn}, element {i}: expected {expected}, found {actual}");
                     return Ok(Some(text));
                 }
             }
@@ -394,12 +397,12 @@ pub(super) fn prepared_on_all_ranks<T>(
         Err(e @ (CudaError::Unsupported(_) | CudaError::Library { .. })) => Err(e.to_string()),
         Err(e) => return Err(e),
     };
-    let all = exchange.all_gather(&[u8::from(mine.is_ok())])?;
+    let outcomes = exchange.all_gather(&[u8::from(mine.is_ok())])?;
     let value = match mine {
         Ok(value) => value,
         Err(text) => return Ok(Err(text)),
     };
-    Ok(match all.iter().position(|said| said[..] != [1]) {
+    Ok(match outcomes.iter().position(|outcome| outcome[..] != [1]) {
         None => Ok(value),
         Some(rank) => Err(format!("rank {rank} cannot run it")),
     })

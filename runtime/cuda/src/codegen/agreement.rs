@@ -102,9 +102,9 @@ mod tests {
             2
         }
         fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
-            let mut all = vec![mine.to_vec()];
-            all.append(&mut self.0.lock().expect("nobody panics"));
-            Ok(all)
+            let mut gathered = vec![mine.to_vec()];
+            gathered.append(&mut self.0.lock().expect("nobody panics"));
+            Ok(gathered)
         }
     }
 
@@ -122,9 +122,9 @@ mod tests {
         let mine = vec![7; 3 * BYTES];
         let check_with = |theirs: Vec<u8>| check_agreement(&list, &mine, &Rank(Mutex::new(vec![theirs])));
         check_with(mine.clone()).expect("they agree");
-        let mut other = mine.clone();
-        other[BYTES] = 8;
-        let error = check_with(other).expect_err("step 1 differs").to_string();
+        let mut differing = mine.clone();
+        differing[BYTES] = 8;
+        let error = check_with(differing).expect_err("step 1 differs").to_string();
         assert!(error.contains("step 1 (all_reduce %n1)") && error.contains("rank 1 runs"), "{error}");
         assert!(check_with(vec![7; 2 * BYTES]).is_err(), "it has fewer steps");
     }

@@ -93,7 +93,7 @@ mod tests {
                  %up: D[{lead}, F] = slice %g axis={axis} start={f} step=1\n"
             )
         };
-        let one = "%ga: D[t, F] = matmul %ny, %g1\n";
+        let product = "%ga: D[t, F] = matmul %ny, %g1\n";
         let gated = "%s: D[t, F] = silu %ga\n%m: D[t, F] = mul %s, %up\n";
         let gate = match r.below(6) {
             0 => format!("{wide}{}{gated}", halves("t", 1)),
@@ -110,11 +110,11 @@ mod tests {
                 halves("t", 1),
                 e = f / 8
             ),
-            3 => format!("{one}%up: D[t, F] = matmul %ny, %g2\n{gated}"),
+            3 => format!("{product}%up: D[t, F] = matmul %ny, %g2\n{gated}"),
             // A weight that is part of a wider one.
-            4 => format!("{one}%up: D[t, F] = matmul %ny, %g3\n{gated}"),
+            4 => format!("{product}%up: D[t, F] = matmul %ny, %g3\n{gated}"),
             // An op that can reject data.
-            _ => format!("{one}%d: i64[t, F] = floor_div %i, %j\n%up: D[t, F] = cast %d\n{gated}"),
+            _ => format!("{product}%d: i64[t, F] = floor_div %i, %j\n%up: D[t, F] = cast %d\n{gated}"),
         };
         gate.replace("F]", &format!("{f}]")).replace("F2]", &format!("{}]", 2 * f))
     }
@@ -292,17 +292,17 @@ mod tests {
     /// Usually: collectives of `%sa`, `%sb` and `%sc` as one step, and their returned values.
     fn several(r: &mut SplitMix, ranks: u32) -> (String, &'static str) {
         let per_rank = 3 * ranks;
-        let all = 3 * ranks * ranks;
+        let all_rows = 3 * ranks * ranks;
         let nodes = match r.below(4) {
             0 => return (String::new(), ""),
             1 => format!(
-                "%c1: D[{all}, 24] = all_gather %sa group=@tp via=pull\n\
+                "%c1: D[{all_rows}, 24] = all_gather %sa group=@tp via=pull\n\
                  %c2: f32[{per_rank}, 7] = all_to_all %sb splits=even group=@tp via=pull\n\
                  %c3: u8[3] = reduce_scatter %sc op=max group=@tp via=pull\n"
             ),
             2 => format!(
                 "%c1: D[{per_rank}, 24] = all_to_all %sa splits=even group=@tp via=push\n\
-                 %c2: f32[{all}, 7] = all_gather %sb group=@tp via=push\n%c3: u8[{all}] = all_gather %sc group=@tp via=push\n"
+                 %c2: f32[{all_rows}, 7] = all_gather %sb group=@tp via=push\n%c3: u8[{all_rows}] = all_gather %sc group=@tp via=push\n"
             ),
             _ => format!(
                 "%c1: D[{per_rank}, 24] = all_reduce %sa op=sum group=@tp via=one_shot\n\

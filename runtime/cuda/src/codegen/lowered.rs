@@ -94,7 +94,7 @@ pub(crate) fn lower_step(
                 }
             }
         }
-        StepWork::Dispatch(all) => dispatch::lower(step.index, all, setting, l).map_err(failed),
+        StepWork::Dispatch(members) => dispatch::lower(step.index, members, setting, l).map_err(failed),
         StepWork::Custom { name, .. } => {
             Err(failed(CudaError::Unsupported(format!("the custom op {name} has no kernel for GPUs"))))
         }

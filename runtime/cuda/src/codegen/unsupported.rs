@@ -110,7 +110,7 @@ pub(crate) fn unsupported_steps(bound: &ResolvedProgram, ranks: u32, gpus: &[u32
         if matches!(step.work, StepWork::Custom { .. }) {
             continue;
         }
-        let calls = step.work.node_work().filter_map(|part| match part {
+        let calls = step.work.node_work().filter_map(|work| match work {
             StepWork::Collective(call) => Some(call),
             _ => None,
         });

@@ -13,13 +13,13 @@ pub(crate) fn bytes_of_steps<'b>(
     steps: impl Iterator<Item = &'b ExecutableStep>,
     machine: &KernelTarget,
 ) -> usize {
-    let mut most = 0;
+    let mut max_bytes = 0;
     for work in steps.flat_map(|step| step.work.node_work()) {
         if let StepWork::Kernel { op, operands, results } = work {
-            most = most.max(compute::workspace(op, operands, results, machine));
+            max_bytes = max_bytes.max(compute::workspace(op, operands, results, machine));
         }
     }
-    most
+    max_bytes
 }
 
 /// An upper bound for the workspace bytes of a program at these sizes, independent of the available
@@ -80,10 +80,10 @@ mod tests {
 
     #[test]
     fn gradients_of_attention_do_with_what_a_part_of_their_heads_needs() {
-        let most = 300 << 20;
+        let limit = 300 << 20;
         for (heads, key_heads, tokens) in [(32, 32, 2048), (32, 8, 2048), (32, 32, 8192), (64, 8, 4096)] {
             let bytes = of_gradients(heads, key_heads, tokens);
-            assert!(bytes <= most, "{heads} heads, {tokens} tokens: {bytes}");
+            assert!(bytes <= limit, "{heads} heads, {tokens} tokens: {bytes}");
         }
         // One head of keys is the smallest part.
         let pairs = 8 * 8192 * 8192 * 2;

@@ -147,8 +147,8 @@ impl CudnnAttention {
             .map(|g| [g.of_r.at, g.means, g.of_q.at, g.of_k.at, g.of_v.at])
             .into_iter()
             .flatten();
-        let others = self.bias.map(|bias| bias.at).into_iter().chain(self.sums.map(|sums| sums.at));
-        tensors.into_iter().chain(others).chain(gradients)
+        let optional = self.bias.map(|bias| bias.at).into_iter().chain(self.sums.map(|sums| sums.at));
+        tensors.into_iter().chain(optional).chain(gradients)
     }
 
     /// The attention in parts, each with some of the heads, such that the library's memory for each part is

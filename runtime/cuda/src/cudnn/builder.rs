@@ -111,20 +111,20 @@ impl CudnnGraphBuilder {
             Some(CudnnTensorData::Sums { aligned: false }) => 4,
             _ => 16,
         };
-        let mut made = CudnnDescriptor::new(self.cudnn, DescriptorKind::Tensor)?
+        let mut tensor = CudnnDescriptor::new(self.cudnn, DescriptorKind::Tensor)?
             .with(DescriptorAttribute::TensorId, AttributeValue::Ints(&[id]))?
             .with(DescriptorAttribute::TensorType, AttributeValue::DataType(kind))?
             .with(DescriptorAttribute::TensorExtents, AttributeValue::Ints(&extents))?
             .with(DescriptorAttribute::TensorStrides, AttributeValue::Ints(&strides))?
             .with(DescriptorAttribute::TensorAlignment, AttributeValue::Ints(&[alignment]))?;
         match data {
-            None => made = made.with(DescriptorAttribute::TensorVirtual, AttributeValue::Bool(true))?,
+            None => tensor = tensor.with(DescriptorAttribute::TensorVirtual, AttributeValue::Bool(true))?,
             Some(CudnnTensorData::Constant(_)) => {
-                made = made.with(DescriptorAttribute::TensorByValue, AttributeValue::Bool(true))?
+                tensor = tensor.with(DescriptorAttribute::TensorByValue, AttributeValue::Bool(true))?
             }
             Some(_) => {}
         }
-        self.tensors.push(made.finish()?);
+        self.tensors.push(tensor.finish()?);
         self.data.extend(data.map(|data| (id, data)));
         Ok(GraphTensor { index, extents })
     }
@@ -187,8 +187,8 @@ impl CudnnGraphBuilder {
             DescriptorAttribute::OperationPointwiseB,
             DescriptorAttribute::OperationPointwiseT,
         ];
-        for (place, operand) in places.into_iter().zip(operands) {
-            op = op.with(place, AttributeValue::One(&self.tensors[operand.index]))?;
+        for (attribute, operand) in places.into_iter().zip(operands) {
+            op = op.with(attribute, AttributeValue::One(&self.tensors[operand.index]))?;
         }
         self.ops.push(op.finish()?);
         self.kinds.push(kind);
@@ -201,26 +201,26 @@ impl CudnnGraphBuilder {
         mode: PointwiseMode,
         operands: &[GraphTensor],
     ) -> Result<GraphTensor> {
-        let to = self.add_virtual_tensor(operands[0].extents, F32)?;
-        self.add_pointwise(mode, operands, F32, None, to)
+        let result = self.add_virtual_tensor(operands[0].extents, F32)?;
+        self.add_pointwise(mode, operands, F32, None, result)
     }
 
     /// Adds an op on integers.
     fn pointwise_int(&mut self, mode: PointwiseMode, x: GraphTensor, y: GraphTensor) -> Result<GraphTensor> {
-        let to = self.add_virtual_tensor(x.extents, I32)?;
-        self.add_pointwise(mode, &[x, y], I32, None, to)
+        let result = self.add_virtual_tensor(x.extents, I32)?;
+        self.add_pointwise(mode, &[x, y], I32, None, result)
     }
 
     /// Adds an op whose result is boolean.
     fn pointwise_bool(&mut self, mode: PointwiseMode, x: GraphTensor, y: GraphTensor) -> Result<GraphTensor> {
-        let to = self.add_virtual_tensor(x.extents, BOOL)?;
-        self.add_pointwise(mode, &[x, y], BOOL, None, to)
+        let result = self.add_virtual_tensor(x.extents, BOOL)?;
+        self.add_pointwise(mode, &[x, y], BOOL, None, result)
     }
 
     /// Adds the index of each score along an axis.
     fn index(&mut self, scores: GraphTensor, axis: i64) -> Result<GraphTensor> {
-        let to = self.add_virtual_tensor(scores.extents, I32)?;
-        self.add_pointwise(PointwiseMode::Index, &[scores], F32, Some(axis), to)
+        let result = self.add_virtual_tensor(scores.extents, I32)?;
+        self.add_pointwise(PointwiseMode::Index, &[scores], F32, Some(axis), result)
     }
 
     /// Selects the scores where `seen` is true, and minus infinity elsewhere.
@@ -232,8 +232,8 @@ impl CudnnGraphBuilder {
     /// Adds a reduction of the last axis.
     pub(super) fn reduce(&mut self, operator: i32, x: GraphTensor) -> Result<GraphTensor> {
         let [a, b, c, _] = x.extents;
-        let to = self.add_virtual_tensor([a, b, c, 1], F32)?;
-        self.reduce_to(operator, x, to)
+        let result = self.add_virtual_tensor([a, b, c, 1], F32)?;
+        self.reduce_to(operator, x, result)
     }
 
     /// Adds a reduction to the extents of an existing result tensor.
@@ -310,8 +310,8 @@ impl CudnnGraphBuilder {
                 let shift = self.int(shift)?;
                 row = self.pointwise_int(PointwiseMode::Add, row, shift)?;
             }
-            let seen = self.pointwise_bool(PointwiseMode::GreaterEqual, row, column)?;
-            scores = self.hide(scores, seen)?;
+            let visible = self.pointwise_bool(PointwiseMode::GreaterEqual, row, column)?;
+            scores = self.hide(scores, visible)?;
         }
         if let Some(from) = x.band.from {
             let row = self.index(scores, 2)?;
@@ -321,8 +321,8 @@ impl CudnnGraphBuilder {
             let window = window.ok_or_else(unsupported)?;
             let window = self.float(window as f32)?;
             let column = self.pointwise_float(PointwiseMode::Add, &[column, window])?;
-            let seen = self.pointwise_bool(PointwiseMode::Greater, column, row)?;
-            scores = self.hide(scores, seen)?;
+            let visible = self.pointwise_bool(PointwiseMode::Greater, column, row)?;
+            scores = self.hide(scores, visible)?;
         }
         Ok(scores)
     }
@@ -344,15 +344,15 @@ impl CudnnGraphBuilder {
                 self.add_pointwise(PointwiseMode::Add, &[top, log], F32, None, sums)?
             }
         };
-        let parts = self.add_virtual_tensor(scores.extents, kind)?;
-        self.add_pointwise(PointwiseMode::Div, &[weights, sum], F32, None, parts)?;
+        let probabilities = self.add_virtual_tensor(scores.extents, kind)?;
+        self.add_pointwise(PointwiseMode::Div, &[weights, sum], F32, None, probabilities)?;
         let [b, h, s] = x.v.strides;
         let v = extents([x.batch, x.key_heads, x.keys, x.f]);
         let v = self.tensor(v, [b, h, s, 1], kind, Some(CudnnTensorData::Values))?;
         let [b, h, l] = x.r.strides;
         let r = extents([x.batch, x.heads, x.queries, x.f]);
         let r = self.tensor(r, [b, h, l, 1], kind, Some(CudnnTensorData::Result))?;
-        self.product([parts, v, r])
+        self.product([probabilities, v, r])
     }
 }
 

@@ -114,32 +114,32 @@ impl Drop for CudnnDescriptor {
 
 impl CudnnDescriptor {
     pub fn new(cudnn: &'static CudnnLibrary, kind: DescriptorKind) -> Result<CudnnDescriptor> {
-        let mut at = ptr::null_mut();
+        let mut handle = ptr::null_mut();
         // SAFETY: the library writes a descriptor there.
-        let made = unsafe { (cudnn.functions.make)(kind as i32, &mut at) };
-        cudnn.check(&format!("making {kind:?}"), made)?;
-        Ok(CudnnDescriptor { cudnn, kind, at })
+        let status = unsafe { (cudnn.functions.make)(kind as i32, &mut handle) };
+        cudnn.check(&format!("making {kind:?}"), status)?;
+        Ok(CudnnDescriptor { cudnn, kind, at: handle })
     }
 
     pub fn with(self, attribute: DescriptorAttribute, value: AttributeValue<'_>) -> Result<CudnnDescriptor> {
         let many: Vec<Handle>;
-        let (kind, count, at): (i32, usize, *const c_void) = match &value {
+        let (kind, count, data): (i32, usize, *const c_void) = match &value {
             AttributeValue::Handle(handle) => (0, 1, ptr::from_ref(handle).cast()),
             AttributeValue::DataType(number) => (1, 1, ptr::from_ref(number).cast()),
             AttributeValue::Bool(truth) => (2, 1, ptr::from_ref(truth).cast()),
-            AttributeValue::Ints(all) => (INT, all.len(), all.as_ptr().cast()),
-            AttributeValue::Pointers(all) => (6, all.len(), all.as_ptr().cast()),
+            AttributeValue::Ints(values) => (INT, values.len(), values.as_ptr().cast()),
+            AttributeValue::Pointers(pointers) => (6, pointers.len(), pointers.as_ptr().cast()),
             AttributeValue::HeuristicsMode(number) => (8, 1, ptr::from_ref(number).cast()),
             AttributeValue::PointwiseMode(number) => (14, 1, ptr::from_ref(number).cast()),
             AttributeValue::Reduction(number) => (18, 1, ptr::from_ref(number).cast()),
             AttributeValue::One(one) => (DESCRIPTOR, 1, ptr::from_ref(&one.at).cast()),
-            AttributeValue::Many(all) => {
-                many = all.iter().map(|d| d.at).collect();
+            AttributeValue::Many(descriptors) => {
+                many = descriptors.iter().map(|d| d.at).collect();
                 (DESCRIPTOR, many.len(), many.as_ptr().cast())
             }
         };
         // SAFETY: the descriptor is alive, and there are `count` values of that type.
-        let set = unsafe { (self.cudnn.functions.set)(self.at, attribute as i32, kind, count as i64, at) };
+        let set = unsafe { (self.cudnn.functions.set)(self.at, attribute as i32, kind, count as i64, data) };
         self.cudnn.check(&format!("setting {attribute:?} of {:?} to {value:?}", self.kind), set)?;
         Ok(self)
     }
@@ -177,14 +177,14 @@ impl CudnnDescriptor {
         let got = unsafe { get(self.at, attribute, DESCRIPTOR, 0, &mut count, ptr::null_mut()) };
         self.cudnn.check(&call, got)?;
         let room = (0..count).map(|_| CudnnDescriptor::new(self.cudnn, kind));
-        let mut all = room.collect::<Result<Vec<_>, _>>()?;
-        let mut handles: Vec<Handle> = all.iter().map(|d| d.at).collect();
+        let mut descriptors = room.collect::<Result<Vec<_>, _>>()?;
+        let mut handles: Vec<Handle> = descriptors.iter().map(|d| d.at).collect();
         let mut filled = 0i64;
         // SAFETY: as above; the library fills the listed descriptors.
         let got =
             unsafe { get(self.at, attribute, DESCRIPTOR, count, &mut filled, handles.as_mut_ptr().cast()) };
         self.cudnn.check(&call, got)?;
-        all.truncate(usize::try_from(filled).unwrap_or(0));
-        Ok(all)
+        descriptors.truncate(usize::try_from(filled).unwrap_or(0));
+        Ok(descriptors)
     }
 }

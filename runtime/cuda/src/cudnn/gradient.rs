@@ -72,10 +72,10 @@ impl CudnnGraphBuilder {
     fn means(&mut self, x: &CudnnAttention, of_r: GraphTensor, r: GraphTensor) -> Result<GraphTensor> {
         let products = self.pointwise_float(PointwiseMode::Mul, &[of_r, r])?;
         let sum = self.reduce(SUM, products)?;
-        let one = self.float(1.0)?;
+        let unit = self.float(1.0)?;
         let [heads, queries] = [x.heads as i64, x.queries as i64];
         let means = self.add_row_scalars(x, [heads * queries, queries, 1], CudnnTensorData::Means)?;
-        self.add_pointwise(PointwiseMode::Mul, &[sum, one], F32, None, means)
+        self.add_pointwise(PointwiseMode::Mul, &[sum, unit], F32, None, means)
     }
 
     fn add_key_tensor(
@@ -109,12 +109,12 @@ impl CudnnGraphBuilder {
         strides: [i64; 4],
         kind: i32,
     ) -> Result<GraphTensor> {
-        let to = self.tensor(extents, strides, kind, None)?;
+        let result = self.tensor(extents, strides, kind, None)?;
         let op = CudnnDescriptor::new(self.cudnn, DescriptorKind::OperationReshape)?
             .with(DescriptorAttribute::OperationReshapeX, AttributeValue::One(&self.tensors[x.index]))?
-            .with(DescriptorAttribute::OperationReshapeY, AttributeValue::One(&self.tensors[to.index]))?;
+            .with(DescriptorAttribute::OperationReshapeY, AttributeValue::One(&self.tensors[result.index]))?;
         self.ops.push(op.finish()?);
-        Ok(to)
+        Ok(result)
     }
 }
 

@@ -98,13 +98,13 @@ impl AttentionPlanner {
         bytes: usize,
     ) -> Result<Option<PreparedAttention>> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let parts = x.split_heads();
-        let mut prepared = Vec::with_capacity(parts.len());
-        for part in parts {
+        let head_groups = x.split_heads();
+        let mut prepared = Vec::with_capacity(head_groups.len());
+        for group in head_groups {
             // An attention that the library refuses is not an error.
-            let plan = plans.entry(part.key()).or_insert_with(|| self.plan(&part).ok().map(Arc::new));
+            let plan = plans.entry(group.key()).or_insert_with(|| self.plan(&group).ok().map(Arc::new));
             match plan.as_ref().filter(|plan| plan.workspace <= bytes) {
-                Some(plan) => prepared.push(PlannedPart { plan: plan.clone(), attention: part }),
+                Some(plan) => prepared.push(PlannedPart { plan: plan.clone(), attention: group }),
                 None => return Ok(None),
             }
         }
@@ -127,15 +127,15 @@ impl AttentionPlanner {
             );
             return Err(CudaError::Unsupported(text));
         }
-        let mut parts =
+        let mut builder =
             CudnnGraphBuilder { cudnn, tensors: vec![], kinds: vec![], ops: vec![], data: vec![] };
         match &x.gradient {
-            None => parts.attention(x)?,
-            Some(gradient) => parts.gradient(x, gradient)?,
+            None => builder.attention(x)?,
+            Some(gradient) => builder.gradient(x, gradient)?,
         }
         let graph = CudnnDescriptor::new(cudnn, DescriptorKind::Graph)?
             .with(DescriptorAttribute::GraphHandle, AttributeValue::Handle(handle))?
-            .with(DescriptorAttribute::GraphOperations, AttributeValue::Many(&parts.ops))?
+            .with(DescriptorAttribute::GraphOperations, AttributeValue::Many(&builder.ops))?
             .finish()?;
         let heuristics = CudnnDescriptor::new(cudnn, DescriptorKind::Heuristics)?
             .with(DescriptorAttribute::HeuristicsGraph, AttributeValue::One(&graph))?
@@ -143,25 +143,25 @@ impl AttentionPlanner {
             .finish()?;
         let configs = heuristics
             .get_descriptors(DescriptorAttribute::HeuristicsResults, DescriptorKind::EngineConfig)?;
-        let mut last = CudaError::Unsupported(format!("cuDNN has no engine for {x:?}"));
+        let mut last_error = CudaError::Unsupported(format!("cuDNN has no engine for {x:?}"));
         for config in configs {
             let plan = CudnnDescriptor::new(cudnn, DescriptorKind::Plan)?
                 .with(DescriptorAttribute::PlanHandle, AttributeValue::Handle(handle))?
                 .with(DescriptorAttribute::PlanConfig, AttributeValue::One(&config))
                 .and_then(CudnnDescriptor::finish);
             match plan {
-                Err(error) => last = error,
+                Err(error) => last_error = error,
                 Ok(plan) => {
                     let workspace = usize::try_from(plan.get_int(DescriptorAttribute::PlanWorkspace)?)
                         .unwrap_or(usize::MAX);
                     let context = self.context.clone();
-                    let data = parts.data.clone();
-                    let _parts = (vec![config, heuristics, graph], parts);
-                    return Ok(AttentionPlan { context, plan, workspace, data, _parts });
+                    let data = builder.data.clone();
+                    let keep_alive = (vec![config, heuristics, graph], builder);
+                    return Ok(AttentionPlan { context, plan, workspace, data, _parts: keep_alive });
                 }
             }
         }
-        Err(last)
+        Err(last_error)
     }
 }
 
@@ -191,7 +191,7 @@ impl PlannedPart {
             |which: fn(&AttentionGradient) -> DevicePtr| x.gradient.as_ref().map_or(DevicePtr::NULL, which);
         let mut pointers: Vec<*mut c_void> = Vec::with_capacity(plan.data.len());
         for ((_, data), constant) in plan.data.iter().zip(&constants) {
-            let at = match data {
+            let address = match data {
                 CudnnTensorData::Queries => x.q.at,
                 CudnnTensorData::Keys => x.k.at,
                 CudnnTensorData::Values => x.v.at,
@@ -208,7 +208,7 @@ impl PlannedPart {
                     continue;
                 }
             };
-            pointers.push(at.resolve(bases) as *mut c_void);
+            pointers.push(address.resolve(bases) as *mut c_void);
         }
         let ids: Vec<i64> = plan.data.iter().map(|s| s.0).collect();
         let pack = CudnnDescriptor::new(plan.context.cudnn, DescriptorKind::Pack)?

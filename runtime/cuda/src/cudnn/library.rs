@@ -203,9 +203,9 @@ mod tests {
     #[test]
     fn packages_come_before_the_toolkit_and_that_before_the_system() {
         let wheel = PathBuf::from("/py/lib/python3.12/site-packages").join(CUDNN_NAMES.wheel_path);
-        let found = ["libcudnn.so.9", "libcudnn.so", "/cuda/lib64/libcudnn.so.9"].map(PathBuf::from);
-        let expected = [wheel.clone(), found[2].clone(), found[0].clone(), found[1].clone()];
-        assert_eq!(search_order([&found[..], &[wheel]].concat()), expected);
+        let candidates = ["libcudnn.so.9", "libcudnn.so", "/cuda/lib64/libcudnn.so.9"].map(PathBuf::from);
+        let expected = [wheel.clone(), candidates[2].clone(), candidates[0].clone(), candidates[1].clone()];
+        assert_eq!(search_order([&candidates[..], &[wheel]].concat()), expected);
     }
 
     #[test]

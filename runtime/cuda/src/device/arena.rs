@@ -173,15 +173,15 @@ impl PhysicalMemory {
         let mut unit = 0;
         let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
         // SAFETY: all arguments live through the call.
-        let asked = unsafe { sys::cuMemGetAllocationGranularity(&mut unit, &wanted, option) };
-        check_call(|| "querying the granularity of shared memory".into(), asked)?;
+        let code = unsafe { sys::cuMemGetAllocationGranularity(&mut unit, &wanted, option) };
+        check_call(|| "querying the granularity of shared memory".into(), code)?;
         let len = len.max(1).next_multiple_of(unit.max(1));
         let mut handle = 0;
         // SAFETY: as above.
-        let made = unsafe { sys::cuMemCreate(&mut handle, len, &wanted, 0) };
+        let code = unsafe { sys::cuMemCreate(&mut handle, len, &wanted, 0) };
         check_call(
             || format!("allocating a symmetric arena of {len} bytes on GPU {}", device.ordinal()),
-            made,
+            code,
         )?;
         Ok(PhysicalMemory { handle, len })
     }
@@ -189,8 +189,8 @@ impl PhysicalMemory {
     fn export(&self) -> Result<OwnedFd> {
         let mut fd: i32 = -1;
         // SAFETY: the handle exists, and a descriptor is an integer.
-        let made = unsafe { sys::cuMemExportToShareableHandle((&raw mut fd).cast(), self.handle, FD, 0) };
-        check_call(|| "exporting the symmetric arena".into(), made)?;
+        let code = unsafe { sys::cuMemExportToShareableHandle((&raw mut fd).cast(), self.handle, FD, 0) };
+        check_call(|| "exporting the symmetric arena".into(), code)?;
         // SAFETY: the driver made this descriptor for this process.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
@@ -199,10 +199,10 @@ impl PhysicalMemory {
         device.enter()?;
         let mut handle = 0;
         // SAFETY: the descriptor is open; the driver does not keep it.
-        let made = unsafe {
+        let code = unsafe {
             sys::cuMemImportFromShareableHandle(&mut handle, fd.as_raw_fd() as usize as *mut _, FD)
         };
-        check_call(|| format!("importing the symmetric arena of rank {rank}"), made)?;
+        check_call(|| format!("importing the symmetric arena of rank {rank}"), code)?;
         Ok(PhysicalMemory { handle, len })
     }
 }
@@ -224,24 +224,24 @@ struct Mapping {
 
 impl Mapping {
     fn new(device: &Arc<Device>, memory: &PhysicalMemory, rank: usize) -> Result<Mapping> {
-        let what = || format!("mapping the symmetric arena of rank {rank} on GPU {}", device.ordinal());
+        let action = || format!("mapping the symmetric arena of rank {rank} on GPU {}", device.ordinal());
         let len = memory.len;
-        let mut at = 0;
+        let mut address = 0;
         // SAFETY: reserves addresses only.
-        check_call(what, unsafe { sys::cuMemAddressReserve(&mut at, len, 0, 0, 0) })?;
+        check_call(action, unsafe { sys::cuMemAddressReserve(&mut address, len, 0, 0, 0) })?;
         // SAFETY: the range was just reserved and is as long as the memory.
-        if let Err(error) = check_call(what, unsafe { sys::cuMemMap(at, len, 0, memory.handle, 0) }) {
+        if let Err(error) = check_call(action, unsafe { sys::cuMemMap(address, len, 0, memory.handle, 0) }) {
             // SAFETY: nothing is mapped there.
-            let _ = unsafe { sys::cuMemAddressFree(at, len) };
+            let _ = unsafe { sys::cuMemAddressFree(address, len) };
             return Err(error);
         }
-        let mapping = Mapping { device: device.clone(), at, len };
+        let mapping = Mapping { device: device.clone(), at: address, len };
         // SAFETY: plain data for which zero is a valid value.
         let mut access: sys::CUmemAccessDesc = unsafe { std::mem::zeroed() };
         access.location = location(device);
         access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         // SAFETY: the range is mapped.
-        let allowed = unsafe { sys::cuMemSetAccess(at, len, &access, 1) };
+        let allowed = unsafe { sys::cuMemSetAccess(address, len, &access, 1) };
         check_call(
             || format!("enabling access to the memory of rank {rank} from GPU {}", device.ordinal()),
             allowed,
@@ -279,9 +279,9 @@ fn exchange_descriptors(exchange: &dyn RankExchange, mine: OwnedFd) -> Result<Ve
         channel.send(&me)?;
         channel.send_fds(&[mine.as_fd()])?;
     }
-    let found = collect_descriptors(&listener, &peers, "its symmetric arena", PASSING_TIMEOUT)?;
+    let descriptors = collect_descriptors(&listener, &peers, "its symmetric arena", PASSING_TIMEOUT)?;
     let mut out: Vec<Option<OwnedFd>> = names.iter().map(|_| None).collect();
-    for (rank, fd) in peers.into_iter().zip(found) {
+    for (rank, fd) in peers.into_iter().zip(descriptors) {
         out[rank as usize] = Some(fd);
     }
     // No rank closes its sockets before all ranks have their descriptors.

@@ -76,11 +76,11 @@ impl FileCache {
         let mut options = fs::OpenOptions::new();
         let mut file = options.write(true).create_new(true).mode(0o600).open(&draft)?;
         let written = file.write_all(&hash(name, data)).and_then(|()| file.write_all(data));
-        let kept = written.and_then(|()| fs::rename(&draft, folder.join(name)));
-        if kept.is_err() {
+        let renamed = written.and_then(|()| fs::rename(&draft, folder.join(name)));
+        if renamed.is_err() {
             let _ = fs::remove_file(&draft);
         }
-        kept
+        renamed
     }
 }
 
@@ -141,10 +141,10 @@ mod tests {
         assert_eq!(cache.read(&name).as_deref(), Some(&b"code"[..]));
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
 
-        let whole = fs::read(&file).unwrap();
-        let mut flipped = whole.clone();
+        let contents = fs::read(&file).unwrap();
+        let mut flipped = contents.clone();
         *flipped.last_mut().unwrap() ^= 1;
-        for damaged in [&flipped[..], &whole[..whole.len() - 1], &whole[..HASH - 1], b""] {
+        for damaged in [&flipped[..], &contents[..contents.len() - 1], &contents[..HASH - 1], b""] {
             fs::write(&file, damaged).unwrap();
             assert_eq!(cache.read(&name), None, "{damaged:?}");
         }

@@ -62,10 +62,10 @@ pub fn machine() -> Result<GpuInventory> {
 
 fn gpu(ordinal: u32, count: u32) -> Result<GpuInfo> {
     use sys::CUdevice_attribute as A;
-    let what = || format!("querying GPU {ordinal}");
-    let handle = check_driver_result(what, result::device::get(ordinal as i32))?;
+    let action = || format!("querying GPU {ordinal}");
+    let handle = check_driver_result(action, result::device::get(ordinal as i32))?;
     // SAFETY: the device exists.
-    let attribute = |a| check_driver_result(what, unsafe { result::device::get_attribute(handle, a) });
+    let attribute = |a| check_driver_result(action, unsafe { result::device::get_attribute(handle, a) });
     // An attribute that an old driver does not know counts as unsupported.
     let supports = |a| attribute(a).is_ok_and(|value| value != 0);
     let mode = match attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)? as u32 {
@@ -75,10 +75,10 @@ fn gpu(ordinal: u32, count: u32) -> Result<GpuInfo> {
     };
     let mut memory = 0;
     // SAFETY: the device exists; the call writes one number.
-    check_driver_result(what, unsafe { sys::cuDeviceTotalMem_v2(&mut memory, handle) }.result())?;
+    check_driver_result(action, unsafe { sys::cuDeviceTotalMem_v2(&mut memory, handle) }.result())?;
     Ok(GpuInfo {
         ordinal,
-        name: check_driver_result(what, result::device::get_name(handle))?,
+        name: check_driver_result(action, result::device::get_name(handle))?,
         capability: [
             attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
             attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
@@ -97,16 +97,16 @@ fn reach(handle: sys::CUdevice, ordinal: u32, other: u32) -> Result<GpuPeerAcces
     if ordinal == other {
         return Ok(GpuPeerAccess::Atomic);
     }
-    let what = || format!("querying the link from GPU {ordinal} to GPU {other}");
-    let peer = check_driver_result(what, result::device::get(other as i32))?;
+    let action = || format!("querying the link from GPU {ordinal} to GPU {other}");
+    let peer = check_driver_result(action, result::device::get(other as i32))?;
     let mut reached = 0;
     let mut atomics = 0;
     // SAFETY: both devices exist; the call writes one integer.
-    check_driver_result(what, unsafe { sys::cuDeviceCanAccessPeer(&mut reached, handle, peer) }.result())?;
+    check_driver_result(action, unsafe { sys::cuDeviceCanAccessPeer(&mut reached, handle, peer) }.result())?;
     let attribute = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
     // SAFETY: as above.
-    let asked = unsafe { sys::cuDeviceGetP2PAttribute(&mut atomics, attribute, handle, peer) };
-    check_driver_result(what, asked.result())?;
+    let code = unsafe { sys::cuDeviceGetP2PAttribute(&mut atomics, attribute, handle, peer) };
+    check_driver_result(action, code.result())?;
     Ok(match (reached != 0, atomics != 0) {
         (false, _) => GpuPeerAccess::None,
         (true, false) => GpuPeerAccess::LoadStore,

@@ -245,9 +245,9 @@ impl KernelParam {
             );
         }
         let mut ports = SmallVec::new();
-        value.visit_pointers(0, &mut |at, pointer| {
+        value.visit_pointers(0, &mut |offset, pointer| {
             if pointer.port_number().is_some() {
-                ports.push(((at / 8) as u32, pointer));
+                ports.push(((offset / 8) as u32, pointer));
             }
         });
         KernelParam::Value(ValueParam { words, ports })
@@ -331,7 +331,7 @@ impl TensorMap {
         let steps = [self.step, self.plane_step];
         let box_sizes = [COLUMNS, self.box_rows as u32, 1];
         let every = [1, 1, 1];
-        let at: *mut c_void = std::ptr::with_exposed_provenance_mut(self.at.resolve(bases) as usize);
+        let address: *mut c_void = std::ptr::with_exposed_provenance_mut(self.at.resolve(bases) as usize);
         // SAFETY: of sizes and of sizes of a box `rank` are read, and one step less; the map is written. The memory is not
         // touched.
         let encoded = unsafe {
@@ -339,7 +339,7 @@ impl TensorMap {
                 &mut out,
                 sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT16,
                 rank,
-                at,
+                address,
                 sizes.as_ptr(),
                 steps.as_ptr(),
                 box_sizes.as_ptr(),

@@ -151,7 +151,7 @@ fn describe_attempts(name: &str, tried: impl Iterator<Item = String>) -> String 
     match (refused.as_slice(), absent.as_slice()) {
         ([], few) if few.len() <= NAMED => format!("{name} was not found: {}", few.join("; ")),
         ([], many) => format!("{name} was not found in any of the {} searched places", many.len()),
-        (all, _) => format!("no usable {name}: {}", all.join("; ")),
+        (failures, _) => format!("no usable {name}: {}", failures.join("; ")),
     }
 }
 
@@ -181,9 +181,9 @@ fn file_of_symbol(symbol: *const c_void) -> Option<PathBuf> {
     // SAFETY: an all-zero description is valid.
     let mut about: libc::Dl_info = unsafe { std::mem::zeroed() };
     // SAFETY: the loader looks up any address among the loaded files, and writes a description of it.
-    let known = unsafe { libc::dladdr(symbol, &mut about) } != 0 && !about.dli_fname.is_null();
+    let has_name = unsafe { libc::dladdr(symbol, &mut about) } != 0 && !about.dli_fname.is_null();
     // SAFETY: the name belongs to the loader and is valid while the library is loaded.
-    let name = known.then(|| unsafe { CStr::from_ptr(about.dli_fname) })?;
+    let name = has_name.then(|| unsafe { CStr::from_ptr(about.dli_fname) })?;
     Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
 }
 
@@ -201,8 +201,8 @@ mod tests {
 
     #[test]
     fn a_library_is_one_line_with_version_and_file_or_why_there_is_none() {
-        let found = FoundLibrary { version: "9.19.0".into(), file: Some("/a/libcudnn.so.9".into()) };
-        let status = LibraryStatus { name: "cuDNN", found: Ok(found) };
+        let library = FoundLibrary { version: "9.19.0".into(), file: Some("/a/libcudnn.so.9".into()) };
+        let status = LibraryStatus { name: "cuDNN", found: Ok(library) };
         assert_eq!(status.to_string(), "cuDNN 9.19.0 (/a/libcudnn.so.9)");
         let none = UnusableLibrary { found: "was not found".into(), remedy: "install it".into() };
         let status = LibraryStatus { name: "cuDNN", found: Err(none) };

@@ -76,9 +76,9 @@ impl DevicePtr {
         }
     }
 
-    /// The largest power of two, up to `most`, that is known to divide the address.
-    pub fn alignment(self, most: u64) -> u64 {
-        let mut bytes = most;
+    /// The largest power of two, up to `max_bytes`, that is known to divide the address.
+    pub fn alignment(self, max_bytes: u64) -> u64 {
+        let mut bytes = max_bytes;
         while !self.is_multiple_of(bytes) {
             bytes /= 2;
         }
@@ -166,13 +166,13 @@ mod tests {
     #[test]
     fn pointers_to_ports_resolve_to_their_base_and_offset() {
         let bases = [0x7000, 0x7f12_3456_7890];
-        let last = DevicePtr::port(1).expect("a port") + 12;
-        assert_eq!(last.resolve(PortBases(&bases)), bases[1] + 12);
-        assert_eq!(last.offset_by(-8).resolve(PortBases(&bases)), bases[1] + 4);
+        let pointer = DevicePtr::port(1).expect("a port") + 12;
+        assert_eq!(pointer.resolve(PortBases(&bases)), bases[1] + 12);
+        assert_eq!(pointer.offset_by(-8).resolve(PortBases(&bases)), bases[1] + 4);
         assert_eq!(DevicePtr::from(0x1234).resolve(PortBases(&bases)), 0x1234);
-        assert_eq!(last.target(), PtrTarget::Port { port: 1, offset: 12 });
-        let most = DevicePtr::port(MAX_PORTS - 1).expect("a port") + ((1 << OFFSET_BITS) - 1);
-        assert_eq!(most.port_number(), Some(MAX_PORTS as u32 - 1));
+        assert_eq!(pointer.target(), PtrTarget::Port { port: 1, offset: 12 });
+        let highest = DevicePtr::port(MAX_PORTS - 1).expect("a port") + ((1 << OFFSET_BITS) - 1);
+        assert_eq!(highest.port_number(), Some(MAX_PORTS as u32 - 1));
         assert_eq!(DevicePtr::port(MAX_PORTS), None);
     }
 

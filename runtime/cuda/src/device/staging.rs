@@ -82,8 +82,8 @@ impl<'a> StagingBuffers<'a> {
     unsafe fn upload(&mut self, to: Address, from: InputData<'_>) -> Result<(), RunError> {
         for start in (0..from.size()).step_by(PIECE) {
             let len = PIECE.min(from.size() - start);
-            let (buffer, taken) = &self.buffers[self.next];
-            taken.synchronize()?;
+            let (buffer, copied) = &self.buffers[self.next];
+            copied.synchronize()?;
             // SAFETY: the buffer is at least as long as a piece, and the device has read its previous
             // content.
             let filled = unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr(), len) };
@@ -91,7 +91,7 @@ impl<'a> StagingBuffers<'a> {
             // SAFETY: the buffer is not written before the event below was reached; the rest is up to the
             // caller.
             unsafe { self.stream.upload_pinned(to + start as Address, filled)? };
-            taken.record(self.stream)?;
+            copied.record(self.stream)?;
             self.next = 1 - self.next;
         }
         Ok(())
@@ -100,8 +100,8 @@ impl<'a> StagingBuffers<'a> {
 
 impl Drop for StagingBuffers<'_> {
     fn drop(&mut self) {
-        for (_, taken) in &self.buffers {
-            let _ = taken.synchronize();
+        for (_, copied) in &self.buffers {
+            let _ = copied.synchronize();
         }
     }
 }
@@ -110,15 +110,15 @@ impl Drop for StagingBuffers<'_> {
 /// file.
 fn copy_parallel(to: &mut [u8], from: InputData<'_>, start_at: usize) -> Result<(), RunError> {
     let share = to.len().div_ceil(THREADS).max(MIN_BYTES_PER_THREAD);
-    let parts: Vec<_> = (start_at..).step_by(share).zip(to.chunks_mut(share)).collect();
-    let helpers = parts.len().saturating_sub(1);
-    let parts = Mutex::new(parts);
+    let chunks: Vec<_> = (start_at..).step_by(share).zip(to.chunks_mut(share)).collect();
+    let helpers = chunks.len().saturating_sub(1);
+    let chunks = Mutex::new(chunks);
     let result = Mutex::new(Ok(()));
     let copy_parts = || loop {
         // The lock is released before the part is read.
-        let next = parts.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let Some((offset, part)) = next else { break };
-        if let Err(error) = from.read(offset, part) {
+        let next = chunks.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let Some((offset, chunk)) = next else { break };
+        if let Err(error) = from.read(offset, chunk) {
             *result.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
         }
     };
@@ -171,9 +171,9 @@ mod tests {
             let bytes: Vec<u8> = (0..len + 9).map(|i| (i * 31 % 251) as u8).collect();
             let source = Shortened(bytes.clone(), bytes.len());
             for from in [InputData::Memory(&bytes), InputData::Source(&source)] {
-                let mut to = vec![0; len];
-                copy_parallel(&mut to, from, 9).expect("all of it is there");
-                assert!(to == bytes[9..], "{len} bytes");
+                let mut copy = vec![0; len];
+                copy_parallel(&mut copy, from, 9).expect("all of it is there");
+                assert!(copy == bytes[9..], "{len} bytes");
             }
         }
     }

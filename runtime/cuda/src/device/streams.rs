@@ -23,8 +23,8 @@ impl LaneStreams {
     /// Uses the caller's stream for the compute lane, if there is one, and creates the others.
     pub fn with_compute_stream(device: &Arc<Device>, lent: Option<BorrowedStream>) -> Result<LaneStreams> {
         match lent {
-            Some(lent) => {
-                Ok(LaneStreams { compute: Stream::adopt(device, lent), comm: Stream::urgent(device)? })
+            Some(borrowed) => {
+                Ok(LaneStreams { compute: Stream::adopt(device, borrowed), comm: Stream::urgent(device)? })
             }
             None => LaneStreams::new(device),
         }

@@ -129,9 +129,10 @@ impl Communicators {
         let nccl = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
         self.adopt_library(nccl, making);
         for (&key, &cell) in &wanted {
-            if let Some(lent) = making.lent.filter(|l| key.1 == CollectiveVariant::Plain && l.ranks() == cell)
+            if let Some(borrowed) =
+                making.lent.filter(|l| key.1 == CollectiveVariant::Plain && l.ranks() == cell)
             {
-                let comm = lent.check_ranks(nccl, making.exchange.rank())?;
+                let comm = borrowed.check_ranks(nccl, making.exchange.rank())?;
                 self.made.insert(key, CommunicatorEntry { comm, window: None, lent: true });
             } else {
                 self.create_or_abort(nccl, key, cell, making)?;
@@ -153,7 +154,7 @@ impl Communicators {
         let (key, cell) =
             ((ALL_RANKS, CollectiveVariant::NcclWindow), (0..making.exchange.ranks()).collect::<Vec<u32>>());
         self.create_or_abort(nccl, key, &cell, making)?;
-        let window = self.made.get(&key).and_then(|made| made.window);
+        let window = self.made.get(&key).and_then(|entry| entry.window);
         window.ok_or_else(|| CudaError::Unsupported("the communicator has no window".into()))
     }
 
@@ -186,14 +187,14 @@ impl Communicators {
         // A rank that cannot create one reports this, so that no rank waits for it.
         let mine = able(nccl, variant).and_then(|()| Ok(nccl.unique_id()?));
         let bytes = mine.as_ref().map_or([0; UniqueId::BYTES], |id| id.to_bytes());
-        let said = [&[u8::from(mine.is_ok())][..], &bytes].concat();
-        let all = exchange.all_gather(&said)?;
+        let message = [&[u8::from(mine.is_ok())][..], &bytes].concat();
+        let messages = exchange.all_gather(&message)?;
         mine?;
-        if let Some(rank) = all.iter().position(|s| s.first() != Some(&1)) {
+        if let Some(rank) = messages.iter().position(|s| s.first() != Some(&1)) {
             let text = format!("rank {rank} has no communicator for the variant {variant}");
             return Err(CudaError::Unsupported(text));
         }
-        let first = cell.first().and_then(|&first| all.get(first as usize)?.get(1..));
+        let first = cell.first().and_then(|&first| messages.get(first as usize)?.get(1..));
         let id = first.and_then(|bytes| <[u8; UniqueId::BYTES]>::try_from(bytes).ok());
         let number = cell.iter().position(|&r| r == exchange.rank());
         let (Some(id), Some(number)) = (id, number) else {
@@ -210,8 +211,8 @@ impl Communicators {
         if variant == CollectiveVariant::Plain {
             return Ok(());
         }
-        let (at, bytes) = making.arena;
-        let window = register(nccl, comm, at, bytes, &deadline)?;
+        let (address, bytes) = making.arena;
+        let window = register(nccl, comm, address, bytes, &deadline)?;
         self.made.insert(key, CommunicatorEntry { comm, window: Some(window), lent: false });
         if variant == CollectiveVariant::CopyEngine {
             warm(nccl, comm, [number, cell.len()], making, &deadline)?;
@@ -221,7 +222,7 @@ impl Communicators {
 
     pub(super) fn get(&self, group: usize, variant: CollectiveVariant) -> Result<Comm> {
         match self.made.get(&(group, variant)) {
-            Some(made) => Ok(made.comm),
+            Some(entry) => Ok(entry.comm),
             None => Err(CudaError::Unsupported(format!(
                 "the group has no communicator for the variant {variant}"
             ))),
@@ -258,10 +259,10 @@ impl Communicators {
         variants: &[CollectiveVariant],
         comm: Comm,
     ) -> Communicators {
-        let made = variants
+        let entries = variants
             .iter()
             .map(|&variant| ((group, variant), CommunicatorEntry { comm, window: None, lent: true }));
-        Communicators { library: Some(library), device: None, made: made.collect(), limit: Duration::ZERO }
+        Communicators { library: Some(library), device: None, made: entries.collect(), limit: Duration::ZERO }
     }
 
     /// Starts to abort all communicators, even with work in progress, after a failed run. Borrowed ones are left to
@@ -271,9 +272,9 @@ impl Communicators {
     }
 
     fn start_teardown(&mut self, mode: TeardownMode) -> CommunicatorTeardown {
-        let owned = self.made.drain(..).map(|(_, made)| made).filter(|made| !made.lent);
+        let owned = self.made.drain(..).map(|(_, entry)| entry).filter(|entry| !entry.lent);
         let ended: Vec<_> =
-            owned.map(|made| EndedCommunicator { comm: made.comm, window: made.window }).collect();
+            owned.map(|entry| EndedCommunicator { comm: entry.comm, window: entry.window }).collect();
         CommunicatorTeardown::start(self.library, self.device.as_ref(), ended, mode)
     }
 }
@@ -301,9 +302,9 @@ fn able(nccl: &Nccl, variant: CollectiveVariant) -> Result<()> {
     if let Some(missing) = lacks(nccl, variant) {
         return Err(CudaError::Unsupported(format!("the variant {variant}: {missing}")));
     }
-    let found = driver::cuda_version()?;
-    if variant == CollectiveVariant::CopyEngine && found < COPY_ENGINES {
-        let [major, minor] = found;
+    let version = driver::cuda_version()?;
+    if variant == CollectiveVariant::CopyEngine && version < COPY_ENGINES {
+        let [major, minor] = version;
         let [least_major, least_minor] = COPY_ENGINES;
         return Err(CudaError::Unsupported(format!(
             "the variant {variant}: copy engines need a driver for CUDA {least_major}.{least_minor} or newer, \
@@ -333,22 +334,22 @@ pub(super) const DEVICE_WINDOWS: Version = Version::new(2, 28, 0);
 fn register(
     nccl: &Nccl,
     comm: Comm,
-    at: Address,
+    address: Address,
     bytes: usize,
     deadline: &CallDeadline<'_>,
 ) -> Result<Window> {
     // The library writes the window when it is done, perhaps after this call. After a failure it may still
     // write, so these few bytes are then leaked.
-    let place = Box::into_raw(Box::new(Window::NULL));
-    let base = at as usize as *mut c_void;
+    let slot = Box::into_raw(Box::new(Window::NULL));
+    let base = address as usize as *mut c_void;
     // SAFETY: the arena is a complete allocation of the driver's virtual memory management, and outlives the
     // window.
     let code =
-        unsafe { (nccl.functions().comm_window_register)(comm, base, bytes, place, window::COLL_SYMMETRIC) };
+        unsafe { (nccl.functions().comm_window_register)(comm, base, bytes, slot, window::COLL_SYMMETRIC) };
     // SAFETY: the communicator exists.
     unsafe { deadline.wait_for_call(nccl, comm, "ncclCommWindowRegister", code)? };
     // SAFETY: the library no longer uses it.
-    let window = unsafe { *Box::from_raw(place) };
+    let window = unsafe { *Box::from_raw(slot) };
     if usable(nccl.version(), window) {
         return Ok(window);
     }
@@ -368,9 +369,9 @@ fn usable(version: Version, window: Window) -> bool {
     let mut kind: u32 = 0;
     let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
     // SAFETY: the function writes one integer, and takes any address.
-    let asked = unsafe { sys::cuPointerGetAttribute((&raw mut kind).cast(), attribute, window.0 as Address) };
+    let code = unsafe { sys::cuPointerGetAttribute((&raw mut kind).cast(), attribute, window.0 as Address) };
     let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32;
-    version < DEVICE_WINDOWS || (asked == sys::CUresult::CUDA_SUCCESS && kind == device)
+    version < DEVICE_WINDOWS || (code == sys::CUresult::CUDA_SUCCESS && kind == device)
 }
 
 /// Runs small all-gathers of the arena's first bytes, which are zero and stay zero. The first one lets the
@@ -384,7 +385,7 @@ fn warm(
     deadline: &CallDeadline<'_>,
 ) -> Result<()> {
     const PIECE: usize = 16;
-    let (at, bytes) = making.arena;
+    let (address, bytes) = making.arena;
     if bytes < ranks * PIECE {
         return Err(CudaError::Unsupported(format!(
             "the symmetric arena has {bytes} bytes: expected at least {} for {ranks} ranks",
@@ -392,7 +393,7 @@ fn warm(
         )));
     }
     let stream = Stream::new(making.device)?;
-    let receive = at as usize as *mut c_void;
+    let receive = address as usize as *mut c_void;
     let send = receive.wrapping_byte_add(number * PIECE).cast_const();
     for _ in 0..2 {
         // SAFETY: the arena is large enough, and nothing else uses it yet.

@@ -50,16 +50,19 @@ impl WindowMemory {
         let library = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
         let len = len.max(1).next_multiple_of(UNIT);
         let local = WindowAddress(library.mem_alloc(len)?);
-        let at = local.0 as usize as Address;
+        let address = local.0 as usize as Address;
         // From here on, dropping this value after a failure frees the memory.
-        let addresses = vec![at];
+        let addresses = vec![address];
         let communicators = Communicators::default();
         let mut memory = WindowMemory { library, local, addresses, len, communicators };
-        let making = CommunicatorContext { exchange, device, arena: (at, len), limit, lent: None };
+        let making = CommunicatorContext { exchange, device, arena: (address, len), limit, lent: None };
         let window = memory.communicators.window_of_all(&making)?;
-        memory.addresses = (0..exchange.ranks())
-            .map(|rank| if rank == exchange.rank() { Ok(at) } else { mapped_address(library, window, rank) })
-            .collect::<Result<_, _>>()?;
+        memory.addresses =
+            (0..exchange.ranks())
+                .map(|rank| {
+                    if rank == exchange.rank() { Ok(address) } else { mapped_address(library, window, rank) }
+                })
+                .collect::<Result<_, _>>()?;
         memory.check_mapping(exchange)?;
         Ok(memory)
     }
@@ -80,12 +83,12 @@ impl WindowMemory {
         let written = unsafe { result::memcpy_htod_sync(local_address, &mark_rank(exchange.rank())) };
         check_driver_result(|| "writing to the arena of NCCL".into(), written)?;
         exchange.all_gather(&[0])?;
-        for (rank, &at) in (0..).zip(&self.addresses) {
-            let mut found = [0; 4];
+        for (rank, &peer_address) in (0..).zip(&self.addresses) {
+            let mut contents = [0; 4];
             // SAFETY: the window maps that many bytes at this address; if it does not, the driver refuses.
-            let read = unsafe { result::memcpy_dtoh_sync(&mut found, at) };
+            let read = unsafe { result::memcpy_dtoh_sync(&mut contents, peer_address) };
             check_driver_result(|| format!("reading the arena of rank {rank} through NCCL's window"), read)?;
-            if found != mark_rank(rank) {
+            if contents != mark_rank(rank) {
                 let version = self.library.version();
                 let text = format!("NCCL {version}: the window does not map the memory of rank {rank}");
                 return Err(CudaError::Unsupported(text));
@@ -107,11 +110,11 @@ impl Drop for WindowMemory {
 fn mapped_address(library: &Nccl, window: Window, rank: u32) -> Result<Address> {
     match library.get_lsa_device_pointer() {
         Ok(call) => {
-            let mut at = std::ptr::null_mut();
+            let mut address = std::ptr::null_mut();
             // SAFETY: the window exists; the function writes one address.
-            let code = unsafe { call(window, 0, rank as i32, &mut at) };
+            let code = unsafe { call(window, 0, rank as i32, &mut address) };
             library.check_code("ncclGetLsaDevicePointer", code)?;
-            Ok(at as usize as Address)
+            Ok(address as usize as Address)
         }
         Err(_) if library.version() >= DEVICE_WINDOWS => {
             let mut bytes = [0; WINDOW_PREFIX];
@@ -136,7 +139,7 @@ const WINDOW_PREFIX: usize = 28;
 /// holds the address of rank 0's memory, two ranks, and the distance between ranks in units of 4 GiB.
 fn parse_window_address(window: &[u8; WINDOW_PREFIX], rank: u32) -> Address {
     let [low, high, distance] =
-        [8, 12, 24].map(|at| u64::from(u32::from_le_bytes([0, 1, 2, 3].map(|i| window[at + i]))));
+        [8, 12, 24].map(|offset| u64::from(u32::from_le_bytes([0, 1, 2, 3].map(|i| window[offset + i]))));
     let base = low | high << 32;
     base.wrapping_add((u64::from(rank) * distance) << 32)
 }

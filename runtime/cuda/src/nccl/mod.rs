@@ -51,8 +51,8 @@ impl Communicators {
     /// The command before a collective of this variant. If the library launches kernels by PDL that do not
     /// wait for the previous kernel, the previous command must not be a kernel.
     fn front(&self, variant: CollectiveVariant, front: Front) -> Option<GpuCommand> {
-        let at = front.told.or_else(|| self.skips_pdl_wait(variant).then_some(front.unread))?;
-        Some(GpuCommand::Store { at: at.into(), word: front.word })
+        let address = front.told.or_else(|| self.skips_pdl_wait(variant).then_some(front.unread))?;
+        Some(GpuCommand::Store { at: address.into(), word: front.word })
     }
 
     /// The library calls of a collective with its operand and result at these addresses, after the `front`
@@ -78,7 +78,7 @@ impl Communicators {
         let elements = call.elements;
         let me = number as i32;
         let mut work: Vec<GpuCommand> = self.front(call.variant, front).into_iter().collect();
-        let made = match &call.kind {
+        let nccl_call = match &call.kind {
             CollectiveKind::AllReduce(op) => {
                 make_call(CallKind::AllReduce(reduction(*op, call.dtype)), elements)
             }
@@ -95,8 +95,8 @@ impl Communicators {
             }
             CollectiveKind::AllToAll(AllToAllSplits::Even) => {
                 let piece = elements / n;
-                let all: Vec<_> = (0..n).map(|p| (p as i32, p * piece * size)).collect();
-                make_call(CallKind::Exchange { sends: all.clone(), receives: all }, piece)
+                let slices: Vec<_> = (0..n).map(|p| (p as i32, p * piece * size)).collect();
+                make_call(CallKind::Exchange { sends: slices.clone(), receives: slices }, piece)
             }
             CollectiveKind::Permute { pairs } => {
                 let mut sends = Vec::new();
@@ -122,8 +122,8 @@ impl Communicators {
                 return Err(CudaError::Unsupported(text));
             }
         };
-        if made.count > 0 {
-            work.push(GpuCommand::Nccl(made));
+        if nccl_call.count > 0 {
+            work.push(GpuCommand::Nccl(nccl_call));
         }
         Ok(work)
     }

@@ -29,9 +29,9 @@ pub(super) fn fake(version: &str, later: bool) -> Nccl {
         gcc.arg("-DLATER");
     }
     assert!(gcc.arg(source).status().expect("gcc runs").success());
-    let found =
+    let library =
         Nccl::find_library(&LibrarySearch { explicit_path: Some(path.clone()), ..LibrarySearch::default() });
-    found.expect("a usable library")
+    library.expect("a usable library")
 }
 
 fn comm(n: usize) -> Comm {
@@ -58,9 +58,9 @@ fn a_lent_communicator_has_the_ranks_that_were_said() {
     let nccl = fake("22809", false);
     // Rank 2 of four ranks, which are these ranks of the plan.
     assert_eq!(borrow_communicator(3, &[4, 5, 6, 7]).check_ranks(&nccl, 6), Ok(comm(3)));
-    let other = borrow_communicator(3, &[4, 5, 6, 7]).check_ranks(&nccl, 5).expect_err("another number");
+    let error = borrow_communicator(3, &[4, 5, 6, 7]).check_ranks(&nccl, 5).expect_err("another number");
     assert_eq!(
-        other.to_string(),
+        error.to_string(),
         "the caller's communicator has 4 ranks, and this process is its rank 2: expected rank 5 of the plan in [4, 5, 6, 7]"
     );
     assert!(borrow_communicator(3, &[0, 1, 2]).check_ranks(&nccl, 2).is_err(), "another number of ranks");
@@ -93,8 +93,8 @@ fn some_nccl_versions_skip_the_pdl_wait() {
     for (minor, patch) in [(27, 7), (30, 7), (31, 0)] {
         assert!(!skips_pdl_wait(Version::new(2, minor, patch), window), "2.{minor}.{patch}");
     }
-    let others = [CollectiveVariant::Plain, CollectiveVariant::CopyEngine, CollectiveVariant::Ll];
-    assert!(others.into_iter().all(|variant| !skips_pdl_wait(Version::new(2, 28, 9), variant)));
+    let other_variants = [CollectiveVariant::Plain, CollectiveVariant::CopyEngine, CollectiveVariant::Ll];
+    assert!(other_variants.into_iter().all(|variant| !skips_pdl_wait(Version::new(2, 28, 9), variant)));
 }
 
 /// A collective of four ranks.
@@ -149,8 +149,8 @@ fn kernels_that_skip_the_wait_never_follow_kernels() {
                     )
                     .expect("calls");
                 let fenced = skips && variant == CollectiveVariant::NcclWindow;
-                let at = asked.or(fenced.then_some(unread));
-                let expected = at.map(|at| GpuCommand::Store { at: at.into(), word: 3 });
+                let address = asked.or(fenced.then_some(unread));
+                let expected = address.map(|at| GpuCommand::Store { at: at.into(), word: 3 });
                 let [front @ .., GpuCommand::Nccl(_)] = work.as_slice() else { panic!("{work:?}") };
                 assert_eq!(front.first(), expected.as_ref(), "{version} {variant} {kind:?}");
                 assert!(front.len() <= 1, "{work:?}");

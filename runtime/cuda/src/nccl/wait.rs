@@ -70,12 +70,12 @@ mod tests {
     #[test]
     fn a_wait_ends_with_the_answer_the_run_or_the_limit() {
         let deadline = CallDeadline { limit: Duration::from_secs(60), alive: &|| Ok(()) };
-        let mut asked = 0;
-        let found = deadline.poll_until("x", || {
-            asked += 1;
-            Ok((asked == 3).then_some(asked))
+        let mut polls = 0;
+        let answer = deadline.poll_until("x", || {
+            polls += 1;
+            Ok((polls == 3).then_some(polls))
         });
-        assert_eq!(found, Ok(3));
+        assert_eq!(answer, Ok(3));
         let gone = RunError::Aborted { rank: 1, reason: "no library".into() };
         let deadline = CallDeadline { alive: &|| Err(gone.clone()), ..deadline };
         assert_eq!(deadline.poll_until("x", || Ok(None::<u8>)), Err(gone.clone().into()));

@@ -98,12 +98,12 @@ unsafe impl Sync for DeviceProgram {}
 impl DeviceProgram {
     /// Compiles and loads the steps of a rank. Fails if GPUs do not support a step, or a library that it
     /// needs is missing.
-    pub fn new(rank: u32, list: &[ExecutableStep], parts: &ProgramContext<'_>) -> Result<DeviceProgram> {
-        let lowered = LoweredProgram::new(rank, list, &parts.lowering_context())?;
-        if let (Some(search), None) = (parts.search, parts.settled) {
+    pub fn new(rank: u32, list: &[ExecutableStep], context: &ProgramContext<'_>) -> Result<DeviceProgram> {
+        let lowered = LoweredProgram::new(rank, list, &context.lowering_context())?;
+        if let (Some(search), None) = (context.search, context.settled) {
             agreement::check_agreement(list, &lowered.launch_digests(list), search.exchange)?;
         }
-        DeviceProgram::load_lowered(list, lowered, parts)
+        DeviceProgram::load_lowered(list, lowered, context)
     }
 
     /// Compiles and loads lowered commands. `list` gives their order.
@@ -111,26 +111,26 @@ impl DeviceProgram {
         list: &[ExecutableStep],
         lowered: Vec<Vec<GpuCommand>>,
         source: &KernelSource,
-        parts: &ProgramContext<'_>,
+        context: &ProgramContext<'_>,
     ) -> Result<DeviceProgram> {
         let lowered =
             LoweredProgram { work: lowered, source: source.clone(), assertions: DeviceAssertions::new() };
-        DeviceProgram::load_lowered(list, lowered, parts)
+        DeviceProgram::load_lowered(list, lowered, context)
     }
 
     fn load_lowered(
         list: &[ExecutableStep],
         lowered: LoweredProgram,
-        parts: &ProgramContext<'_>,
+        context: &ProgramContext<'_>,
     ) -> Result<DeviceProgram> {
         let LoweredProgram { work: lowered, source, assertions } = lowered;
         let text: Arc<str> = source.text().into();
-        let module = match parts.settled.filter(|settled| settled.text == text) {
-            Some(settled) => settled.module.clone(),
+        let module = match context.settled.filter(|choices| choices.text == text) {
+            Some(choices) => choices.module.clone(),
             None if source.is_empty() => None,
             None => {
-                let code = compile(&source, parts.device.capability())?;
-                Some(Arc::new(Module::load(parts.device, &code)?))
+                let code = compile(&source, context.device.capability())?;
+                Some(Arc::new(Module::load(context.device, &code)?))
             }
         };
         let products = lowered
@@ -138,14 +138,19 @@ impl DeviceProgram {
             .flatten()
             .filter_map(|w| if let GpuCommand::Gemm(g) = w { Some(*g) } else { None });
         let products: Vec<_> = products.collect();
-        let settled = parts.settled.map(|settled| &settled.products);
-        let (products, chosen) =
-            gemm_search::prepare(settled, parts.search, parts.device, parts.machine, &products)?;
+        let product_choices = context.settled.map(|product_choices| &product_choices.products);
+        let (products, chosen) = gemm_search::prepare(
+            product_choices,
+            context.search,
+            context.device,
+            context.machine,
+            &products,
+        )?;
         let products = products.into_iter();
         let functions = RefCell::default();
         let mut loader =
             WorkLoader { module: module.as_deref(), functions, products, attentions: vec![].into_iter() };
-        let (prepared, attentions) = loader.choose_attentions(&lowered, parts)?;
+        let (prepared, attentions) = loader.choose_attentions(&lowered, context)?;
         loader.attentions = prepared.into_iter();
         let mut steps: Vec<LoadedStep> = Vec::with_capacity(lowered.len());
         for (step, commands) in list.iter().zip(lowered) {
@@ -160,12 +165,12 @@ impl DeviceProgram {
             }
             steps.push(LoadedStep { lane: step.lane, waits: step.waits.clone(), is_awaited: false, work });
         }
-        let workspace = parts.machine.workspace;
+        let workspace = context.machine.workspace;
         drop(loader);
-        let settled = ProgramChoices { products: chosen, attentions, module, text };
-        let uses = PortUses::from_steps(&steps, parts.bases.0.len());
+        let choices = ProgramChoices { products: chosen, attentions, module, text };
+        let uses = PortUses::from_steps(&steps, context.bases.0.len());
         let pieces = steps.iter().map(|step| step.work.len()).sum();
-        Ok(DeviceProgram { steps, assertions, workspace, settled, pieces, uses })
+        Ok(DeviceProgram { steps, assertions, workspace, settled: choices, pieces, uses })
     }
 
     pub fn choices(&self) -> &ProgramChoices {
@@ -196,8 +201,8 @@ impl DeviceProgram {
 
     /// Enqueues one run by calling `put` for each piece of work.
     fn enqueue_with(&self, lanes: &LaneStreams, put: Put<'_>) -> Result<()> {
-        let both = self.steps.iter().any(|s| s.lane == Lane::Comm);
-        if both {
+        let uses_comm = self.steps.iter().any(|s| s.lane == Lane::Comm);
+        if uses_comm {
             let start = Event::new()?;
             start.record(&lanes.compute)?;
             lanes.comm.wait(&start)?;
@@ -221,7 +226,7 @@ impl DeviceProgram {
                 ends[index] = Some(end);
             }
         }
-        if both {
+        if uses_comm {
             let end = Event::new()?;
             end.record(&lanes.comm)?;
             lanes.compute.wait(&end)?;
@@ -309,9 +314,9 @@ impl WorkLoader<'_> {
     fn choose_attentions(
         &self,
         lowered: &[Vec<GpuCommand>],
-        parts: &ProgramContext<'_>,
+        context: &ProgramContext<'_>,
     ) -> Result<(Vec<Option<cudnn::PreparedAttention>>, attention_choice::AttentionChoices)> {
-        let all: Vec<&AttentionCandidates> = lowered
+        let candidates: Vec<&AttentionCandidates> = lowered
             .iter()
             .flatten()
             .filter_map(|command| match command {
@@ -320,12 +325,12 @@ impl WorkLoader<'_> {
             })
             .collect();
         attention_choice::choose_attentions(
-            parts.settled.map(|settled| &settled.attentions),
-            parts.search,
-            parts.device,
-            parts.machine,
-            &all,
-            &|kernel: &KernelLaunch, start| match parts.search {
+            context.settled.map(|choices| &choices.attentions),
+            context.search,
+            context.device,
+            context.machine,
+            &candidates,
+            &|kernel: &KernelLaunch, start| match context.search {
                 // SAFETY: the kernel was generated for memory that the checked plan lays out.
                 Some(search) => unsafe {
                     search.stream.launch(self.function(kernel)?, kernel, search.bases, start)

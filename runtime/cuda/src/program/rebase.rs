@@ -25,7 +25,7 @@ impl DeviceProgram {
         (0..self.uses.port_count())
             .map(|port| {
                 let places = self.uses.work_ids(port)?;
-                places.iter().all(|place| self.can_rebase_work(*place, nodes)).then_some(places.len())
+                places.iter().all(|id| self.can_rebase_work(*id, nodes)).then_some(places.len())
             })
             .collect()
     }
@@ -35,7 +35,7 @@ impl DeviceProgram {
             (None, _) | (_, []) => false,
             // The libraries launch any number of kernels.
             (Some(LoadedWork::Gemm(_) | LoadedWork::Attention(_)), _) => true,
-            (Some(_), found) => found.len() == 1,
+            (Some(_), recorded) => recorded.len() == 1,
         }
     }
 
@@ -60,14 +60,14 @@ impl DeviceProgram {
         nccl: &Communicators,
     ) -> Result<WorkNodes> {
         let mut nodes = WorkNodes::default();
-        self.enqueue_with(lanes, &mut |place, work, stream, start| {
+        self.enqueue_with(lanes, &mut |id, work, stream, start| {
             if work.ports().next().is_none() {
                 return self.enqueue_work(work, bases, stream, start, nccl);
             }
             let before = stream.frontier()?;
             self.enqueue_work(work, bases, stream, start, nccl)?;
-            if let Some(found) = stream.nodes_since(&before)? {
-                nodes.insert(place, &found);
+            if let Some(captured) = stream.nodes_since(&before)? {
+                nodes.insert(id, &captured);
             }
             Ok(())
         })?;
@@ -86,12 +86,12 @@ impl DeviceProgram {
         scratch: &Stream,
     ) -> Result<bool> {
         let mut of_libraries = Vec::new();
-        for place in self.affected_work(from, to) {
-            match self.find_work(place) {
+        for id in self.affected_work(from, to) {
+            match self.find_work(id) {
                 Some(work @ (LoadedWork::Gemm(_) | LoadedWork::Attention(_))) => {
-                    of_libraries.push((place, work))
+                    of_libraries.push((id, work))
                 }
-                Some(work) if update_node(work, to, graph, nodes.nodes_of(place))? => {}
+                Some(work) if update_node(work, to, graph, nodes.nodes_of(id))? => {}
                 _ => return Ok(false),
             }
         }
@@ -128,10 +128,10 @@ impl DeviceProgram {
             }
             Ok(())
         })?;
-        for ((place, _), like) in all.iter().zip(recorded) {
+        for ((id, _), like) in all.iter().zip(recorded) {
             let Some(like) = like else { return Ok(false) };
             // SAFETY: as above; the capture still exists.
-            if !unsafe { graph.copy_parameters(nodes.nodes_of(*place), &like)? } {
+            if !unsafe { graph.copy_parameters(nodes.nodes_of(*id), &like)? } {
                 return Ok(false);
             }
         }

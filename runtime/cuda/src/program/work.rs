@@ -22,20 +22,20 @@ pub struct WorkId {
 pub struct WorkNodes(Vec<Vec<SmallVec<[GraphNode; 1]>>>);
 
 impl WorkNodes {
-    pub fn insert(&mut self, place: WorkId, nodes: &[GraphNode]) {
-        if self.0.len() <= place.step {
-            self.0.resize_with(place.step + 1, Vec::new);
+    pub fn insert(&mut self, id: WorkId, nodes: &[GraphNode]) {
+        if self.0.len() <= id.step {
+            self.0.resize_with(id.step + 1, Vec::new);
         }
-        let step = &mut self.0[place.step];
-        if step.len() <= place.index {
-            step.resize_with(place.index + 1, SmallVec::new);
+        let step = &mut self.0[id.step];
+        if step.len() <= id.index {
+            step.resize_with(id.index + 1, SmallVec::new);
         }
-        step[place.index] = SmallVec::from_slice(nodes);
+        step[id.index] = SmallVec::from_slice(nodes);
     }
 
     /// The nodes of a piece of work; empty if it has none, or is not a chain of nodes.
-    pub fn nodes_of(&self, place: WorkId) -> &[GraphNode] {
-        self.0.get(place.step).and_then(|step| step.get(place.index)).map_or(&[], |nodes| nodes)
+    pub fn nodes_of(&self, id: WorkId) -> &[GraphNode] {
+        self.0.get(id.step).and_then(|step| step.get(id.index)).map_or(&[], |nodes| nodes)
     }
 }
 
@@ -107,12 +107,12 @@ impl PortUses {
         let mut uses = vec![PortUse::default(); ports];
         for (step, loaded) in steps.iter().enumerate() {
             for (number, work) in loaded.work.iter().enumerate() {
-                let place = WorkId { step, index: number };
+                let id = WorkId { step, index: number };
                 for port in work.ports() {
                     let Some(port) = uses.get_mut(port) else { continue };
                     port.by_library |= matches!(work, LoadedWork::Nccl(_));
-                    if port.places.last() != Some(&place) {
-                        port.places.push(place);
+                    if port.places.last() != Some(&id) {
+                        port.places.push(id);
                     }
                 }
             }
@@ -122,8 +122,8 @@ impl PortUses {
 
     /// The pieces of work that hold pointers to a port; `None` if a recording cannot change its base.
     pub fn work_ids(&self, port: usize) -> Option<&[WorkId]> {
-        let found = self.0.get(port)?;
-        (!found.by_library).then_some(&found.places)
+        let uses = self.0.get(port)?;
+        (!uses.by_library).then_some(&uses.places)
     }
 
     pub fn port_count(&self) -> usize {

@@ -76,8 +76,8 @@ impl ExecutionContext {
             ..peers_with_limit(limit, chaos)
         };
         let span = (arena.address(), arena.len());
-        let lent = gpu.borrowed.communicator.as_ref();
-        let making = CommunicatorContext { exchange, device, arena: span, limit, lent };
+        let borrowed = gpu.borrowed.communicator.as_ref();
+        let making = CommunicatorContext { exchange, device, arena: span, limit, lent: borrowed };
         let nccl = Communicators::new(sizes.steps(), &making)?;
         let machine = KernelTarget {
             status: status.address() + COMPUTE_STATUS as Address,
@@ -114,11 +114,11 @@ impl ExecutionContext {
         gpu: &GpuConfig,
         limit: Duration,
     ) -> Result<()> {
-        let found = collective::control_of(steps);
+        let required = collective::control_of(steps);
         let has = self.peers.control;
-        if found.groups > has.groups || found.max_exchange_ranks > has.max_exchange_ranks {
+        if required.groups > has.groups || required.max_exchange_ranks > has.max_exchange_ranks {
             return Err(CudaError::Run(RunError::Defect(format!(
-                "flags of the session: expected at most {has:?}, found {found:?}"
+                "flags of the session: expected at most {has:?}, found {required:?}"
             ))));
         }
         let needed = workspace::bytes_of_steps(steps.iter(), &self.machine);
@@ -131,8 +131,9 @@ impl ExecutionContext {
         }
         if let Some(exchange) = exchange {
             let span = (self.resources.arena.address(), self.resources.arena.len());
-            let lent = gpu.borrowed.communicator.as_ref();
-            let making = CommunicatorContext { exchange, device: &device, arena: span, limit, lent };
+            let borrowed = gpu.borrowed.communicator.as_ref();
+            let making =
+                CommunicatorContext { exchange, device: &device, arena: span, limit, lent: borrowed };
             self.resources.nccl.create_missing(steps, &making)?;
         }
         Ok(())
@@ -164,22 +165,22 @@ impl ExecutionContext {
 
     /// The progress word: one more than the step of the last collective that began, and 0 before the first.
     pub fn progress(&self) -> &AtomicU32 {
-        let at = self.resources.status.as_ptr().wrapping_add(PROGRESS);
+        let word = self.resources.status.as_ptr().wrapping_add(PROGRESS);
         // SAFETY: the word is aligned and lies within the pinned memory, which lives as long as `self`. The
         // host uses it only as an atomic, and the device stores it as a whole.
-        unsafe { AtomicU32::from_ptr(at.cast()) }
+        unsafe { AtomicU32::from_ptr(word.cast()) }
     }
 
     pub fn memory_usage(&self) -> MemoryUsage {
         let bytes: Vec<usize> = self.resources._memory.iter().map(DeviceBuffer::len).collect();
-        let [ordinary, words] = [0, 1].map(|at| bytes.get(at).copied().unwrap_or(0));
+        let [ordinary, words] = [0, 1].map(|i| bytes.get(i).copied().unwrap_or(0));
         let flags = self.peers.control.bytes();
-        let mut taken = MemoryUsage::default();
-        taken.ordinary = ordinary;
-        taken.symmetric = self.resources.arena.len().saturating_sub(flags);
-        taken.flags = flags + words;
-        taken.scratch = bytes.iter().skip(2).sum();
-        taken
+        let mut usage = MemoryUsage::default();
+        usage.ordinary = ordinary;
+        usage.symmetric = self.resources.arena.len().saturating_sub(flags);
+        usage.flags = flags + words;
+        usage.scratch = bytes.iter().skip(2).sum();
+        usage
     }
 }
 
@@ -291,11 +292,11 @@ pub fn memory_budget(
     let mut executor = Executor::new(plan, rank, &CustomKernelRegistry::new(), ExecConfig::default())?;
     let sizes = ContextSizes::for_plan(plan, rank).with_callers(plan, config.callers)?;
     let flags = sizes.control.bytes();
-    let mut taken = MemoryUsage::default();
-    taken.ordinary = sizes.ordinary;
-    taken.symmetric = (sizes.symmetric + flags).max(1).next_multiple_of(SHARED_UNIT) - flags;
-    taken.flags = flags + sizes.words;
-    taken.scratch = sizes.workspace(&KernelTarget { attention, ..KernelTarget::PROFILE_GPU });
-    taken.ports = memory_usage::max_port_bytes(plan, &executor.largest_buckets(), ConstantStorage::Copied);
-    Ok(taken)
+    let mut usage = MemoryUsage::default();
+    usage.ordinary = sizes.ordinary;
+    usage.symmetric = (sizes.symmetric + flags).max(1).next_multiple_of(SHARED_UNIT) - flags;
+    usage.flags = flags + sizes.words;
+    usage.scratch = sizes.workspace(&KernelTarget { attention, ..KernelTarget::PROFILE_GPU });
+    usage.ports = memory_usage::max_port_bytes(plan, &executor.largest_buckets(), ConstantStorage::Copied);
+    Ok(usage)
 }

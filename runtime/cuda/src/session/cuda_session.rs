@@ -244,12 +244,12 @@ impl CudaSession {
     /// rank leaves.
     pub(super) fn abort_group(&mut self, how: String) {
         if let Some(rank) = self.comm().map(HostCommunicator::rank).ok().filter(|_| self.failure.is_none()) {
-            let left = RunError::Left { rank, how };
+            let error = RunError::Left { rank, how };
             let is_idle = self.context.is_none() || self.poll_runs().unwrap_or(true);
             match self.session_rank.take_if(|_| is_idle && self.failure.is_none()) {
                 // Nothing is in progress on the device that would have to be notified.
-                Some(joined) => drop(joined.fail_run(left)),
-                None => drop(self.fail_session(left)),
+                Some(joined) => drop(joined.fail_run(error)),
+                None => drop(self.fail_session(error)),
             }
         }
         self.leave_group(LeaveMode::Dropped);

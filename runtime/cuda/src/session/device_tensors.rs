@@ -134,9 +134,9 @@ impl Drop for DeviceCopy {
 /// Removes an entry without a copy, if exactly `holders` references to it exist, including the map's own.
 fn forget_if_unused(identity: TensorIdentity, holders: usize) {
     let mut places = lock_shared_tensors();
-    let unused = places.get(&identity).is_some_and(|place| {
-        Arc::strong_count(place) == holders
-            && place.copy.lock().unwrap_or_else(PoisonError::into_inner).strong_count() == 0
+    let unused = places.get(&identity).is_some_and(|entry| {
+        Arc::strong_count(entry) == holders
+            && entry.copy.lock().unwrap_or_else(PoisonError::into_inner).strong_count() == 0
     });
     if unused {
         places.remove(&identity);
@@ -146,22 +146,22 @@ fn forget_if_unused(identity: TensorIdentity, holders: usize) {
 /// Returns a tensor's copy on a GPU whose context is current; copies it first if necessary.
 pub(super) fn share_tensor(device: &Arc<Device>, tensor: &Arc<Tensor>) -> Result<SharedTensor, RunError> {
     let identity = (device.ordinal(), Arc::as_ptr(tensor).addr());
-    let place = lock_shared_tensors()
+    let entry = lock_shared_tensors()
         .entry(identity)
         .or_insert_with(|| {
             Arc::new(SharedTensorEntry { _tensor: Arc::downgrade(tensor), copy: Mutex::default() })
         })
         .clone();
-    let mut there = place.copy.lock().unwrap_or_else(PoisonError::into_inner);
-    let found = there.upgrade().map_or_else(|| copy_to_gpu(device, identity, tensor).map(Arc::new), Ok);
-    if let Ok(copy) = &found {
+    let mut there = entry.copy.lock().unwrap_or_else(PoisonError::into_inner);
+    let shared = there.upgrade().map_or_else(|| copy_to_gpu(device, identity, tensor).map(Arc::new), Ok);
+    if let Ok(copy) = &shared {
         *there = Arc::downgrade(copy);
     }
     drop(there);
-    if found.is_err() {
+    if shared.is_err() {
         forget_if_unused(identity, 2);
     }
-    let copy = found?;
+    let copy = shared?;
     Ok(SharedTensor { range: DeviceMemory::range(&copy.memory), owner: copy })
 }
 

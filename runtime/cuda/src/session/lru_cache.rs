@@ -10,15 +10,15 @@ pub(super) struct LruCache<K, V> {
 }
 
 impl<K: PartialEq, V> LruCache<K, V> {
-    /// Keeps at most `most` values, and at least one.
-    pub fn new(most: usize) -> LruCache<K, V> {
-        LruCache { entries: Vec::new(), most: most.max(1), evicted: 0 }
+    /// Keeps at most `capacity` values, and at least one.
+    pub fn new(capacity: usize) -> LruCache<K, V> {
+        LruCache { entries: Vec::new(), most: capacity.max(1), evicted: 0 }
     }
 
     /// The value of a key, which becomes the most recently used.
     pub fn get(&mut self, key: &K) -> Option<&V> {
-        let at = self.entries.iter().rposition(|(known, _)| known == key)?;
-        self.entries[at..].rotate_left(1);
+        let position = self.entries.iter().rposition(|(k, _)| k == key)?;
+        self.entries[position..].rotate_left(1);
         self.entries.last().map(|(_, value)| value)
     }
 
@@ -38,17 +38,17 @@ impl<K: PartialEq, V> LruCache<K, V> {
         self.entries.iter().rev().find_map(|(key, value)| make(key, value))
     }
 
-    pub fn get_at(&self, at: usize) -> Option<&V> {
-        self.entries.get(at).map(|(_, value)| value)
+    pub fn get_at(&self, position: usize) -> Option<&V> {
+        self.entries.get(position).map(|(_, value)| value)
     }
 
     pub fn remove(&mut self, key: &K) -> Option<V> {
-        let at = self.entries.iter().position(|(known, _)| known == key)?;
-        Some(self.entries.remove(at).1)
+        let position = self.entries.iter().position(|(k, _)| k == key)?;
+        Some(self.entries.remove(position).1)
     }
 
-    pub fn remove_at(&mut self, at: usize) -> Option<(K, V)> {
-        (at < self.entries.len()).then(|| self.entries.remove(at))
+    pub fn remove_at(&mut self, position: usize) -> Option<(K, V)> {
+        (position < self.entries.len()).then(|| self.entries.remove(position))
     }
 
     /// Whether one more value fits without an eviction.
@@ -82,8 +82,8 @@ mod tests {
         assert_eq!([recent.insert_or_evict("a", 1), recent.insert_or_evict("b", 2)], [None, None]);
         assert_eq!(recent.get(&"a"), Some(&1));
         assert_eq!(recent.insert_or_evict("c", 3), Some(2));
-        let found = ["b", "a", "c"].map(|key| recent.get(&key).copied());
-        assert_eq!(found, [None, Some(1), Some(3)]);
+        let values = ["b", "a", "c"].map(|key| recent.get(&key).copied());
+        assert_eq!(values, [None, Some(1), Some(3)]);
         assert_eq!(recent.evicted(), 1);
     }
 

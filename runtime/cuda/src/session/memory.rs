@@ -73,17 +73,17 @@ impl CudaSession {
     }
 
     /// Refuses memory that is not on the GPU of the session.
-    pub(super) fn expect_own(&self, port: Port, given: DeviceRange) -> Result<(), RunError> {
-        let Some(last) = given.bytes.checked_sub(1) else { return Ok(()) };
-        for at in [given.address, given.address.saturating_add(last as Address)] {
-            let found = match self.device.memory_holder(at)? {
+    pub(super) fn expect_own(&self, port: Port, range: DeviceRange) -> Result<(), RunError> {
+        let Some(last_offset) = range.bytes.checked_sub(1) else { return Ok(()) };
+        for probed in [range.address, range.address.saturating_add(last_offset as Address)] {
+            let holder = match self.device.memory_holder(probed)? {
                 MemoryHolder::Gpu(gpu) if gpu == self.device.ordinal() => continue,
                 MemoryHolder::Gpu(gpu) => format!("memory of GPU {gpu}"),
                 MemoryHolder::Host => "host memory, or no memory".to_string(),
             };
-            let DeviceRange { address, bytes } = given;
+            let DeviceRange { address, bytes } = range;
             return Err(RunError::Invalid(format!(
-                "{}: the memory of {bytes} bytes at {address:#x}: expected memory of GPU {}, found {found} at {at:#x}",
+                "{}: the memory of {bytes} bytes at {address:#x}: expected memory of GPU {}, found {holder} at {probed:#x}",
                 self.ports.state(port).name,
                 self.device.ordinal()
             )));
@@ -150,7 +150,7 @@ impl CudaSession {
         }
         for (k, output) in bound.outputs.iter().enumerate() {
             let memory = self.locate_port(Port::Output(k))?.range;
-            let given =
+            let mutated =
                 output.mutates.and_then(|i| Some((i, self.ports.state(Port::Input(i)).binding?.address)));
             match (output.input_in_place(), output.mutates) {
                 // The steps write this output into the input's memory.
@@ -162,14 +162,14 @@ impl CudaSession {
                 (None, Some(i)) => {
                     // The steps need two memories. If the caller bound the same one for both, the output uses
                     // session memory.
-                    let shared = given.is_some_and(|(_, address)| address == memory.address);
+                    let shared = mutated.is_some_and(|(_, address)| address == memory.address);
                     let from = if shared {
                         self.ensure_session_memory(Port::Output(k), output.bytes)?
                     } else {
                         memory.address
                     };
                     after.push(PortCopy { to: bases[i], from, bytes: output.bytes });
-                    after.extend(given.map(|(_, to)| PortCopy { to, from, bytes: output.bytes }));
+                    after.extend(mutated.map(|(_, to)| PortCopy { to, from, bytes: output.bytes }));
                     bases.push(from);
                 }
                 (None, None) => bases.push(memory.address),
@@ -193,20 +193,20 @@ impl CudaSession {
             if self.ports.state(port).is_loaded {
                 continue;
             }
-            let to = self.context()?.symmetric(offset);
+            let destination = self.context()?.symmetric(offset);
             match (self.ports.state(port).binding, bound.constant_data(i)) {
                 // The caller's memory is that place.
-                (Some(lent), _) if lent.address == to => {}
-                (Some(lent), _) => {
+                (Some(borrowed), _) if borrowed.address == destination => {}
+                (Some(borrowed), _) => {
                     self.wait_for_runs(None)?;
                     let stream = &self.context()?.resources.streams.compute;
                     // SAFETY: both hold the bytes of the input, and no run is in progress.
-                    unsafe { stream.copy(to, lent.address, input.bytes)? };
+                    unsafe { stream.copy(destination, borrowed.address, input.bytes)? };
                     stream.synchronize()?;
                 }
                 (None, Some(data)) => {
                     self.wait_for_runs(None)?;
-                    self.upload(to, data)?;
+                    self.upload(destination, data)?;
                 }
                 // The data was written there.
                 (None, None) => {}

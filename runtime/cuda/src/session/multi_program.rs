@@ -30,11 +30,11 @@ struct SavedInput {
 impl CudaSession {
     pub(super) fn add_program(&mut self, plan: &CheckedPlan) -> Result<usize, RunError> {
         self.wait_for_runs(None)?;
-        let made = self.prepare_program(plan);
-        let said = self.comm()?.exchange_bytes(&encode_proposal(plan, made.as_ref().err()));
-        let said = said.map_err(|error| self.fail_session(error))?;
-        let agreed = check_proposals(&said);
-        let (ports, arrangement) = made?;
+        let prepared = self.prepare_program(plan);
+        let proposals = self.comm()?.exchange_bytes(&encode_proposal(plan, prepared.as_ref().err()));
+        let proposals = proposals.map_err(|error| self.fail_session(error))?;
+        let agreed = check_proposals(&proposals);
+        let (ports, arrangement) = prepared?;
         agreed?;
         let number = arrangement.program_count() - 1;
         self.arrangement = arrangement;
@@ -72,7 +72,7 @@ impl CudaSession {
     /// Reallocates the arenas for all programs. All ranks call this together, after all of their runs have
     /// ended.
     fn reallocate_context(&mut self) -> Result<(), RunError> {
-        let kept = self.save_inputs()?;
+        let saved = self.save_inputs()?;
         self.forget_last_runs();
         self.choices = LruCache::new(self.gpu.cached_recordings);
         self.pending_runs.clear();
@@ -87,14 +87,14 @@ impl CudaSession {
         }
         let context = self.make_context(&self.context_sizes()?, self.comm()?)?;
         self.context = Some(context);
-        kept.into_iter().try_for_each(|input| self.restore_input(&input))
+        saved.into_iter().try_for_each(|input| self.restore_input(&input))
     }
 
     /// Saves the data that was written to inputs in symmetric memory.
     fn save_inputs(&mut self) -> Result<Vec<SavedInput>, RunError> {
-        let mut kept = Vec::new();
+        let mut saved = Vec::new();
         for program in 0..self.arrangement.program_count() {
-            let mut found = Vec::new();
+            let mut fixed_inputs = Vec::new();
             if let Some(ports) = self.ports_of_program(program) {
                 let Ok(bound) = ports.sized_program().map(|sized| sized.program.clone()) else { continue };
                 for (input, of_bound) in bound.inputs.iter().enumerate() {
@@ -104,31 +104,31 @@ impl CudaSession {
                         && bound.constant_data(input).is_none();
                     if let Some(offset) = ports.fixed_offset(input).filter(|_| is_kept && of_bound.bytes > 0)
                     {
-                        found.push((input, offset, of_bound.bytes));
+                        fixed_inputs.push((input, offset, of_bound.bytes));
                     }
                 }
             }
-            for (input, offset, bytes) in found {
+            for (input, offset, bytes) in fixed_inputs {
                 let mut data = vec![0; bytes];
                 let context = self.context()?;
                 // SAFETY: the input has that many bytes there, and no run is in progress.
                 unsafe { context.resources.streams.compute.download(&mut data, context.symmetric(offset))? };
-                kept.push(SavedInput { program, input, data });
+                saved.push(SavedInput { program, input, data });
             }
         }
-        Ok(kept)
+        Ok(saved)
     }
 
-    fn restore_input(&mut self, kept: &SavedInput) -> Result<(), RunError> {
-        let port = Port::Input(kept.input);
+    fn restore_input(&mut self, saved: &SavedInput) -> Result<(), RunError> {
+        let port = Port::Input(saved.input);
         let Some(offset) =
-            self.ports_of_program(kept.program).and_then(|ports| ports.fixed_offset(kept.input))
+            self.ports_of_program(saved.program).and_then(|ports| ports.fixed_offset(saved.input))
         else {
             return Ok(());
         };
-        let to = self.context.as_ref().ok_or_else(arenas_released_error)?.symmetric(offset);
-        self.upload(to, &kept.data)?;
-        if let Some(ports) = self.ports_of_program(kept.program) {
+        let destination = self.context.as_ref().ok_or_else(arenas_released_error)?.symmetric(offset);
+        self.upload(destination, &saved.data)?;
+        if let Some(ports) = self.ports_of_program(saved.program) {
             ports.state_mut(port).has_data = true;
         }
         Ok(())
@@ -172,9 +172,9 @@ impl CudaSession {
         }
         let next = self.parked.get_mut(program).and_then(Option::take).ok_or_else(session_ended_error)?;
         let ports = std::mem::replace(&mut self.ports, next.ports);
-        let last = std::mem::replace(&mut self.last_run, next.last);
+        let last_run = std::mem::replace(&mut self.last_run, next.last);
         if self.arrangement.is_open(self.program) {
-            self.parked[self.program] = Some(ParkedProgram { ports, last });
+            self.parked[self.program] = Some(ParkedProgram { ports, last: last_run });
         }
         self.program = program;
         Ok(())

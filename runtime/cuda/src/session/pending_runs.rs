@@ -70,7 +70,7 @@ impl PendingRuns {
             (self.pending, self.first, self.progress) = (true, run, RunProgress::new(Instant::now()));
         }
         self.count = self.count.saturating_add(count);
-        if !self.running.iter().rev().any(|known| Arc::ptr_eq(known, executable)) {
+        if !self.running.iter().rev().any(|running| Arc::ptr_eq(running, executable)) {
             self.running.push(executable.clone());
         }
         Ok(())

@@ -90,7 +90,7 @@ impl CudaSession {
             if matches!(memory.storage, PortStorage::Program(_)) {
                 continue;
             }
-            let at = memory.range.address;
+            let address = memory.range.address;
             let compute = &self.context()?.resources.streams.compute;
             let sample = seeds.generate_sample(id, bound.rank(), SAMPLE);
             let sample = sample.map_err(|e| RunError::Invalid(format!("inputs cannot be generated: {e}")))?;
@@ -99,13 +99,13 @@ impl CudaSession {
                 continue;
             }
             // SAFETY: the input's memory is at least that large; no run is in progress.
-            unsafe { compute.upload(at, &sample.data()[..done])? };
+            unsafe { compute.upload(address, &sample.data()[..done])? };
             // The filled part is doubled until it fills the input.
             while done < input.bytes {
-                let more = done.min(input.bytes - done);
+                let copied = done.min(input.bytes - done);
                 // SAFETY: as above; the ranges do not overlap.
-                unsafe { compute.copy(at + done as Address, at, more)? };
-                done += more;
+                unsafe { compute.copy(address + done as Address, address, copied)? };
+                done += copied;
             }
         }
         Ok(self.context()?.resources.streams.compute.synchronize()?)

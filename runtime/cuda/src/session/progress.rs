@@ -40,8 +40,8 @@ impl RunProgress {
             *self = RunProgress { word, changed: now, last: now };
             return Some((word as usize).checked_sub(1).map_or(ProgressUpdate::Alive, ProgressUpdate::Step));
         }
-        let others = limit.saturating_mul(runs.saturating_sub(1));
-        if now - self.changed >= others || now - self.last < limit / 4 {
+        let pending_limit = limit.saturating_mul(runs.saturating_sub(1));
+        if now - self.changed >= pending_limit || now - self.last < limit / 4 {
             return None;
         }
         self.last = now;
@@ -78,7 +78,7 @@ mod tests {
     fn a_step_is_heard_of_once_when_it_begins() {
         let start = Instant::now();
         let mut heard = RunProgress::new(start);
-        let found = [0, 4, 4, 2, 2, 0].map(|word| heard.next_update(word, start, LIMIT, 1));
+        let updates = [0, 4, 4, 2, 2, 0].map(|word| heard.next_update(word, start, LIMIT, 1));
         let expected = [
             None,
             Some(ProgressUpdate::Step(3)),
@@ -87,6 +87,6 @@ mod tests {
             None,
             Some(ProgressUpdate::Alive),
         ];
-        assert_eq!(found, expected);
+        assert_eq!(updates, expected);
     }
 }

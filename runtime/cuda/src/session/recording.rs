@@ -200,8 +200,8 @@ impl Recording {
     ) -> Option<Recording> {
         let Executable { program, nodes, copies, graph, .. } = &*self.executable;
         let from = self.key.bases();
-        let to = key.bases();
-        program.rebase(from, to, graph, nodes, scratch).ok().filter(|&done| done)?;
+        let bases = key.bases();
+        program.rebase(from, bases, graph, nodes, scratch).ok().filter(|&done| done)?;
         for ((was, is), nodes) in self.key.copies.iter().zip(&key.copies).zip(copies) {
             let changed = was.iter().zip(is).zip(nodes.iter().flatten()).filter(|((was, is), _)| was != is);
             for ((_, m), &node) in changed {

@@ -49,26 +49,28 @@ impl RecordingCache {
         memory: &[Arc<DeviceBuffer>],
         scratch: &Stream,
     ) -> Option<Arc<Recording>> {
-        if let Some(known) = self.recordings.get(key) {
-            return Some(known.clone());
+        if let Some(existing) = self.recordings.get(key) {
+            return Some(existing.clone());
         }
-        let found = self.find_for_enqueue(key, memory, |recording| {
+        let reusable = self.find_for_enqueue(key, memory, |recording| {
             recording.executable.program.pieces() + recording.copy_count() <= MAX_DIRECT_PIECES
         });
-        if let Some(found) = found {
-            return Some(Arc::new(found));
+        if let Some(reusable) = reusable {
+            return Some(Arc::new(reusable));
         }
         if self.unretargetable_sizes.contains(&key.sizes) {
             return None;
         }
-        let place = choose_retarget(
+        let position = choose_retarget(
             &self.recordings,
             &self.abandoned_keys,
             key,
-            |known, recording| if known.sizes == key.sizes { recording.retarget_cost(key) } else { None },
+            |candidate, recording| {
+                if candidate.sizes == key.sizes { recording.retarget_cost(key) } else { None }
+            },
             |recording| recording.executable.program.pieces(),
         )?;
-        let (old, near) = self.recordings.remove_at(place)?;
+        let (old, near) = self.recordings.remove_at(position)?;
         let moved = near.retarget(key, memory, scratch).map(Arc::new);
         match &moved {
             Some(moved) => {
@@ -99,8 +101,8 @@ impl RecordingCache {
         memory: &[Arc<DeviceBuffer>],
         fits: impl Fn(&Recording) -> bool,
     ) -> Option<Recording> {
-        self.recordings.find(|known, recording| {
-            if known.sizes == key.sizes && fits(recording) {
+        self.recordings.find(|candidate, recording| {
+            if candidate.sizes == key.sizes && fits(recording) {
                 recording.for_enqueue(key, memory)
             } else {
                 None
@@ -120,11 +122,15 @@ fn choose_retarget<K: PartialEq, V>(
     cost: impl Fn(&K, &V) -> Option<usize>,
     pieces: impl Fn(&V) -> usize,
 ) -> Option<usize> {
-    let (cost, place) = recent.nearest(cost)?;
-    let enough =
-        if cost > CHEAP_RETARGET_PIECES { 1 } else { recent.get_at(place).map_or(usize::MAX, pieces).max(1) };
-    let times = abandoned.find(|known, times| (known == key).then_some(*times)).unwrap_or_default();
-    (times < enough || !recent.has_capacity()).then_some(place)
+    let (cost, position) = recent.nearest(cost)?;
+    let enough = if cost > CHEAP_RETARGET_PIECES {
+        1
+    } else {
+        recent.get_at(position).map_or(usize::MAX, pieces).max(1)
+    };
+    let times =
+        abandoned.find(|abandoned_key, times| (abandoned_key == key).then_some(*times)).unwrap_or_default();
+    (times < enough || !recent.has_capacity()).then_some(position)
 }
 
 /// Up to this many pieces of work, enqueuing them one by one is faster than updating their parameters in a
@@ -140,23 +146,28 @@ mod tests {
     use super::*;
 
     /// The numbers of hits, retargets and recordings, if a program of `pieces` pieces runs at these keys in
-    /// turn with capacity for `kept` recordings.
-    fn counted(kept: usize, pieces: usize, runs: &[usize]) -> [usize; 3] {
-        let mut recent = LruCache::new(kept);
-        let mut left = LruCache::new(kept);
+    /// turn and at most `capacity` recordings are kept.
+    fn counted(capacity: usize, pieces: usize, runs: &[usize]) -> [usize; 3] {
+        let mut recent = LruCache::new(capacity);
+        let mut abandoned = LruCache::new(capacity);
         let [mut found, mut moved, mut recorded] = [0; 3];
         for &run in runs {
             if recent.get(&run).is_some() {
                 found += 1;
                 continue;
             }
-            let near =
-                choose_retarget(&recent, &left, &run, |known, ()| Some(run.abs_diff(*known)), |()| pieces);
-            match near.and_then(|place| recent.remove_at(place)) {
+            let near = choose_retarget(
+                &recent,
+                &abandoned,
+                &run,
+                |recording, ()| Some(run.abs_diff(*recording)),
+                |()| pieces,
+            );
+            match near.and_then(|position| recent.remove_at(position)) {
                 Some((old, ())) => {
                     moved += 1;
-                    let times = left.remove(&old).unwrap_or_default();
-                    left.insert_or_evict(old, times + 1);
+                    let times = abandoned.remove(&old).unwrap_or_default();
+                    abandoned.insert_or_evict(old, times + 1);
                 }
                 None => recorded += 1,
             }
@@ -169,8 +180,8 @@ mod tests {
     fn memory_that_is_near_is_moved_as_long_as_that_is_cheaper() {
         let turns: Vec<usize> = (0..100).map(|run| run % 2).collect();
         assert_eq!(counted(8, 1000, &turns), [0, 99, 1]);
-        let all: Vec<usize> = (0..100).collect();
-        assert_eq!(counted(8, 3, &all), [0, 99, 1]);
+        let runs: Vec<usize> = (0..100).collect();
+        assert_eq!(counted(8, 3, &runs), [0, 99, 1]);
         // Many keys for one small program: each soon has its own recording.
         let places: Vec<usize> = (0..1600).map(|run| run % 16).collect();
         let [found, moved, recorded] = counted(64, 3, &places);
@@ -185,8 +196,8 @@ mod tests {
         // Without capacity for all of them, recordings are retargeted.
         let [_, moved, recorded] = counted(2, 1000, &far_keys_in_turn(4));
         assert!(moved > 50 && recorded <= 2, "{moved} moved, {recorded} recorded");
-        let all: Vec<usize> = (0..100).map(|run| run * 1000).collect();
-        assert_eq!(counted(8, 1000, &all), [0, 99, 1]);
+        let runs: Vec<usize> = (0..100).map(|run| run * 1000).collect();
+        assert_eq!(counted(8, 1000, &runs), [0, 99, 1]);
     }
 
     fn far_keys_in_turn(count: usize) -> Vec<usize> {

@@ -99,7 +99,7 @@ impl StatusReport<'_> {
     /// Describes an entry of a table of rows that is out of range, in the same form as on host ranks.
     fn describe_row_entry(&self, found: &InvalidRowEntry) -> String {
         let call = self.bound.steps.get(found.step).map(|s| &s.work);
-        let (what, limit) = match call {
+        let (role, limit) = match call {
             Some(StepWork::Collective(c)) => {
                 let limit = |of_rank: usize| c.cell.len() * of_rank;
                 match &c.rows {
@@ -113,7 +113,7 @@ impl StatusReport<'_> {
             _ => ("row", 0),
         };
         let InvalidRowEntry { entry, position, .. } = found;
-        format!("the {what} {entry} at position {position} is out of range: expected less than {limit}")
+        format!("the {role} {entry} at position {position} is out of range: expected less than {limit}")
     }
 
     /// The error for data that a step rejects.

@@ -151,11 +151,11 @@ mod tests {
     #[test]
     fn waits_end_when_what_they_wait_for_holds_or_their_time_is_over() {
         let looks = Cell::new(0);
-        let held = holds_within(SHUTDOWN_TIMEOUT, || {
+        let is_fulfilled = holds_within(SHUTDOWN_TIMEOUT, || {
             looks.set(looks.get() + 1);
             looks.get() == 3
         });
-        assert!(held);
+        assert!(is_fulfilled);
         assert_eq!(looks.get(), 3);
         assert!(!holds_within(Duration::ZERO, || false));
     }

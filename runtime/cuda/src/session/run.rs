@@ -54,7 +54,7 @@ impl CudaSession {
             (None, adopted) => adopted,
         };
         let stream = stream.map(|borrowed| Stream::adopt(&self.device, borrowed));
-        let put = match stream {
+        let enqueued = match stream {
             Some(stream) if self.is_capturing(&stream)? => {
                 let recording = self.next_for_capture()?;
                 self.capture(&recording, stream)
@@ -71,7 +71,7 @@ impl CudaSession {
         self.runs += 1;
         let _span = self.enter_span();
         tracing::trace!(target: "symmc::run", runs = self.runs, "enqueued a run");
-        put.map_err(|error| self.fail_session(error.into()))
+        enqueued.map_err(|error| self.fail_session(error.into()))
     }
 
     /// The recording of the next run, after its sizes were announced to peers.
@@ -98,14 +98,14 @@ impl CudaSession {
         self.load_fixed_inputs()?;
         let ResolvedPorts { key, memory } = &resolved;
         match self.context()?.resources.programs.find_for_enqueue(key, memory, |_| true) {
-            Some(known) => Ok(Arc::new(known)),
+            Some(recording) => Ok(Arc::new(recording)),
             None => self.resolve_recording(resolved).map_err(|error| self.fail_session(error)),
         }
     }
 
     fn is_capturing(&self, stream: &Stream) -> Result<bool, RunError> {
-        let known = self.pending_runs.stream == Some(stream.handle().addr());
-        if !known && !stream.is_of_device()? {
+        let is_known_stream = self.pending_runs.stream == Some(stream.handle().addr());
+        if !is_known_stream && !stream.is_of_device()? {
             return Err(RunError::Invalid(format!(
                 "the stream does not belong to the primary context of GPU {}",
                 self.device.ordinal()
@@ -118,8 +118,9 @@ impl CudaSession {
     pub(super) fn announce(&mut self, run: u64) -> Result<(), RunError> {
         let SizedProgram { digest, text, .. } = self.ports.sized_program()?;
         let comm = self.comm()?;
-        let said = comm.expect_running().and_then(|()| comm.announce_run(run, *digest, &|| text.to_string()));
-        said.map_err(|error| self.fail_session(error))
+        let announced =
+            comm.expect_running().and_then(|()| comm.announce_run(run, *digest, &|| text.to_string()));
+        announced.map_err(|error| self.fail_session(error))
     }
 
     /// Launches a graph of this many runs of a recording, on the session's stream if none is given.
@@ -169,7 +170,7 @@ impl CudaSession {
     fn capture(&mut self, recording: &Arc<Recording>, compute: Stream) -> Result<()> {
         let Some(context) = &mut self.context else { return Err(arenas_released_error().into()) };
         recording.enqueue(&context.streams_with_compute(&self.device, compute), &context.resources.nccl)?;
-        if !context.resources.programs.captured.iter().any(|known| known.is_same_run(recording)) {
+        if !context.resources.programs.captured.iter().any(|captured| captured.is_same_run(recording)) {
             context.resources.programs.captured.push(recording.clone());
         }
         Ok(())
@@ -180,17 +181,17 @@ impl CudaSession {
     fn resolve_recording(&mut self, resolved: ResolvedPorts) -> Result<Arc<Recording>, RunError> {
         self.load_fixed_inputs()?;
         let ResolvedPorts { key, memory } = resolved;
-        let settled = self.choices.get(&key.sizes).cloned();
+        let choices = self.choices.get(&key.sizes).cloned();
         let context = self.context.as_mut().ok_or_else(arenas_released_error)?;
         let resources::ResourceParts { programs, streams, .. } = &mut *context.resources;
-        if settled.is_some()
-            && let Some(known) = programs.find_or_retarget(&key, &memory, &streams.compute)
+        if choices.is_some()
+            && let Some(recording) = programs.find_or_retarget(&key, &memory, &streams.compute)
         {
-            return Ok(known);
+            return Ok(recording);
         }
-        let program = match programs.program(&key.sizes).filter(|_| settled.is_some()) {
+        let program = match programs.program(&key.sizes).filter(|_| choices.is_some()) {
             Some(program) => program,
-            None => self.load_program(&key, settled)?,
+            None => self.load_program(&key, choices)?,
         };
         self.record(program, key, memory)
     }
@@ -200,7 +201,7 @@ impl CudaSession {
     fn load_program(
         &mut self,
         key: &RecordingKey,
-        settled: Option<ProgramChoices>,
+        choices: Option<ProgramChoices>,
     ) -> Result<Arc<DeviceProgram>, RunError> {
         // Loading code may wait for running kernels, and timed candidates write to the arenas.
         self.wait_for_runs(None)?;
@@ -211,38 +212,38 @@ impl CudaSession {
         let limit = self.config.limit;
         let ranks = self.session_rank.as_deref().map(SessionRank::comm).ok_or_else(session_ended_error)?;
         let context = self.context.as_mut().ok_or_else(arenas_released_error)?;
-        if settled.is_none() {
+        if choices.is_none() {
             ranks.all_gather(&[0])?;
         }
-        let exchange = settled.is_none().then_some(ranks as &dyn RankExchange);
+        let exchange = choices.is_none().then_some(ranks as &dyn RankExchange);
         context.extend_for(&bound.steps, exchange, &self.gpu, limit)?;
         let resources = &context.resources;
         let bases = PortBases(&key.bases);
-        let kept = input_ranges(&bound, &key.bases);
+        let input_memory = input_ranges(&bound, &key.bases);
         let search = exchange.map(|exchange| GemmSearch {
             exchange,
             products: self.gpu.products,
             device: &self.device,
             stream: &resources.streams.compute,
             limit,
-            protected_ranges: &kept,
+            protected_ranges: &input_memory,
             bases,
         });
         let addresses = AddressMap::new(&bound, context.ordinary_address, resources.arena.address())?;
         let (peers, machine) = context.program_parameters(bound.program);
-        let parts = ProgramContext {
+        let program_context = ProgramContext {
             device: &self.device,
             addresses: &addresses,
             peers: &peers,
             machine: &machine,
             nccl: &resources.nccl,
             search: search.as_ref(),
-            settled: settled.as_ref(),
+            settled: choices.as_ref(),
             progress: (self.gpu.progress == ProgressReporting::Enabled).then(|| context.progress_address()),
             bases,
         };
-        let program = DeviceProgram::new(ranks.rank(), &bound.steps, &parts)?;
-        if settled.is_none() {
+        let program = DeviceProgram::new(ranks.rank(), &bound.steps, &program_context)?;
+        if choices.is_none() {
             self.choices.insert_or_evict(key.sizes.clone(), program.choices().clone());
         }
         tracing::info!(target: "symmc::gpu", sizes = %key.sizes, elapsed = ?started.elapsed(), "loaded a program");
@@ -327,8 +328,9 @@ impl CudaSession {
     fn kernel_error(&self) -> Option<RunError> {
         let context = self.context.as_ref()?;
         let captured = context.resources.programs.captured.iter().chain(self.last_run.recording());
-        let all = self.pending_runs.running.iter().chain(captured.map(|recording| &recording.executable));
-        all.into_iter().find_map(|executable| {
+        let executables =
+            self.pending_runs.running.iter().chain(captured.map(|recording| &recording.executable));
+        executables.into_iter().find_map(|executable| {
             let report = StatusReport {
                 status: &context.resources.status,
                 bound: &executable.bound,
@@ -438,8 +440,11 @@ fn has_ended_runs(control: &ControlSegment, end: &RunError, runs: u64) -> bool {
 
 /// The memory ranges of a program's inputs. Their data must be preserved.
 fn input_ranges(bound: &ResolvedProgram, bases: &[Address]) -> Vec<Range<Address>> {
-    let at = bound.inputs.iter().zip(bases);
-    at.filter(|(input, _)| input.bytes > 0).map(|(input, &at)| at..at + input.bytes as Address).collect()
+    let bound_inputs = bound.inputs.iter().zip(bases);
+    bound_inputs
+        .filter(|(input, _)| input.bytes > 0)
+        .map(|(input, &base)| base..base + input.bytes as Address)
+        .collect()
 }
 
 impl DeviceSession for CudaSession {
@@ -477,8 +482,8 @@ impl DeviceSession for CudaSession {
         let arena = self.symmetric_arena().ok();
         let reserved = self.reserved();
         self.ports.bind_memory(port, memory, arena, reserved)?;
-        if let Some(given) = memory
-            && let Err(error) = self.expect_own(port, given)
+        if let Some(range) = memory
+            && let Err(error) = self.expect_own(port, range)
         {
             self.ports.bind_memory(port, before, arena, Vec::new())?;
             return Err(error);
@@ -503,10 +508,10 @@ impl DeviceSession for CudaSession {
         let _context = self.enter_device()?;
         let comm = self.comm()?;
         let rank = comm.rank();
-        let asked = comm.exchange_bytes(&(bytes as u64).to_le_bytes());
-        let asked = asked.map_err(|error| self.fail_session(error))?;
+        let sizes = comm.exchange_bytes(&(bytes as u64).to_le_bytes());
+        let sizes = sizes.map_err(|error| self.fail_session(error))?;
         let arena = self.context()?.resources.arena.clone();
-        let range = self.ports.caller_arena().allocate_block(&asked, rank)?;
+        let range = self.ports.caller_arena().allocate_block(&sizes, rank)?;
         Ok(Arc::new(CudaArenaBlock { device: self.device.clone(), arena, range }))
     }
 
@@ -611,8 +616,8 @@ impl DeviceSession for CudaSession {
         }
         let sizes = self.context_sizes()?;
         let comm = self.comm()?;
-        let made = self.make_context(&sizes, comm);
-        let context = made.map_err(|error| self.fail_session(error.into()))?;
+        let created = self.make_context(&sizes, comm);
+        let context = created.map_err(|error| self.fail_session(error.into()))?;
         self.context = Some(context);
         Ok(())
     }
@@ -628,11 +633,11 @@ impl DeviceSession for CudaSession {
     }
 
     fn memory_usage(&self) -> MemoryUsage {
-        let mut taken =
+        let mut usage =
             self.context.as_ref().map_or_else(MemoryUsage::default, ExecutionContext::memory_usage);
         let parked = self.parked.iter().flatten().flat_map(|parked| parked.ports.session_memories());
-        taken.ports = self.ports.session_memories().chain(parked).map(|memory| memory.len()).sum();
-        taken
+        usage.ports = self.ports.session_memories().chain(parked).map(|memory| memory.len()).sum();
+        usage
     }
 
     fn close(mut self: Box<Self>) -> Result<(), RunError> {

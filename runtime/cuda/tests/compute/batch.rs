@@ -23,19 +23,19 @@ fn lower_two_products(
     right: [LocatedTensor; 2],
     results: [LocatedTensor; 2],
 ) -> Vec<Gemm> {
-    let parts: Vec<DispatchPart> = right
+    let products: Vec<DispatchPart> = right
         .into_iter()
         .zip(results)
         .map(|(right, result)| part(Op::MATMUL, vec![left.clone(), right], result))
         .collect();
-    let at = |v: &LocatedTensor| DevicePtr::from(0x100_0000 + v.offset as u64);
+    let address_of = |v: &LocatedTensor| DevicePtr::from(0x100_0000 + v.offset as u64);
     let memory = |v: &LocatedTensor| match v.space {
         MemorySpace::Symmetric => None,
         MemorySpace::Input(i) => Some(i),
         _ => Some(usize::MAX),
     };
-    let mut l = KernelLowering::new(&at, &machine(GEMM_WORKSPACE, 225 << 10));
-    let works = batch::lower(&steps(&parts), &memory, &mut l);
+    let mut l = KernelLowering::new(&address_of, &machine(GEMM_WORKSPACE, 225 << 10));
+    let works = batch::lower(&steps(&products), &memory, &mut l);
     let product = |work| if let GpuCommand::Gemm(gemm) = work { gemm } else { panic!("{work:?}") };
     works.expect("it fits").expect("products").into_iter().map(product).collect()
 }
@@ -47,9 +47,9 @@ fn square(space: MemorySpace, place: usize) -> LocatedTensor {
 #[test]
 fn products_sharing_a_left_matrix_batch_with_own_strides() {
     let [one, two, three, four, five] = [1, 2, 3, 4, 5].map(|place| square(MemorySpace::Ordinary, place));
-    let of = |right, results| lower_two_products(five.clone(), right, results);
-    let both = of([one.clone(), two.clone()], [three.clone(), four.clone()]);
-    let [Gemm { batch: 2, a, b, c, .. }] = both[..] else { panic!("{both:?}") };
+    let lower = |right, results| lower_two_products(five.clone(), right, results);
+    let gemms = lower([one.clone(), two.clone()], [three.clone(), four.clone()]);
+    let [Gemm { batch: 2, a, b, c, .. }] = gemms[..] else { panic!("{gemms:?}") };
     let distance = VALUE_SPACING as isize / 2;
     assert_eq!([a.batch, b.batch, c.batch], [0, distance, distance]);
     assert_eq!(
@@ -57,23 +57,23 @@ fn products_sharing_a_left_matrix_batch_with_own_strides() {
         [VALUE_SPACING, 3 * VALUE_SPACING].map(|offset| DevicePtr::from(0x100_0000 + offset as u64)).into()
     );
     // If both pairs are in the opposite order, the result is the same. If only the results are, it is not.
-    assert_eq!(of([two.clone(), one.clone()], [four.clone(), three.clone()]), both);
-    assert_eq!(of([one, two], [four, three]).len(), 2);
+    assert_eq!(lower([two.clone(), one.clone()], [four.clone(), three.clone()]), gemms);
+    assert_eq!(lower([one, two], [four, three]).len(), 2);
 }
 
 #[test]
 fn products_that_lie_elsewhere_on_each_rank_stay_apart() {
     let ordinary = |place| square(MemorySpace::Ordinary, place);
     let count = |left, right, results| lower_two_products(left, right, results).len();
-    let apart = [ordinary(3), ordinary(4)];
+    let outputs = [ordinary(3), ordinary(4)];
     let weights = [ordinary(1), ordinary(2)];
-    assert_eq!(count(square(MemorySpace::Symmetric, 0), weights.clone(), apart.clone()), 1);
-    assert_eq!(count(ordinary(0), [ordinary(1), square(MemorySpace::Symmetric, 2)], apart.clone()), 2);
+    assert_eq!(count(square(MemorySpace::Symmetric, 0), weights.clone(), outputs.clone()), 1);
+    assert_eq!(count(ordinary(0), [ordinary(1), square(MemorySpace::Symmetric, 2)], outputs.clone()), 2);
     assert_eq!(count(ordinary(0), weights, [ordinary(3), square(MemorySpace::Symmetric, 4)]), 2);
     // Two inputs may be in another order on another rank; two parts of one input are not.
     let input = |i, place| square(MemorySpace::Input(i), place);
-    assert_eq!(count(ordinary(0), [input(0, 1), input(1, 2)], apart.clone()), 2);
-    assert_eq!(count(ordinary(0), [input(1, 1), input(1, 2)], apart), 1);
+    assert_eq!(count(ordinary(0), [input(0, 1), input(1, 2)], outputs.clone()), 2);
+    assert_eq!(count(ordinary(0), [input(1, 1), input(1, 2)], outputs), 1);
 }
 
 /// Products of one left matrix with `m` rows and these numbers of columns.
@@ -93,7 +93,7 @@ fn of_widths(m: usize, k: usize, widths: &[usize]) -> Vec<DispatchPart> {
 fn products_of_different_widths_share_a_kernel() {
     let mut world = RandomMemory::new();
     let (base, whole) = (world.base(), world.machine);
-    let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
+    let address_of = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     let clusters = |multiprocessors| KernelTarget { multiprocessors, wgmma: true, ..whole };
     let cases = [
         // All of K: by blocks, by warp-group MMA in pairs, and by clusters of each size.
@@ -104,23 +104,23 @@ fn products_of_different_widths_share_a_kernel() {
         (12, 2104, &[200, 32, 40], clusters(44), 4),
         (17, 4104, &[64, 40], clusters(33), 8),
     ];
-    let mut l = KernelLowering::new(&at, &whole);
+    let mut l = KernelLowering::new(&address_of, &whole);
     let mut lowered = Vec::new();
     for (m, k, widths, machine, split) in cases {
-        let what = format!("{m} rows, {widths:?}");
+        let label = format!("{m} rows, {widths:?}");
         let list = of_widths(m, k, widths);
         l.machine = machine;
         let works = batch::lower(&steps(&list), &|_| None, &mut l);
         let together = kernels(works.expect("it fits").expect("products"));
-        assert_eq!((together.len(), together[0].cluster), (1, split), "{what}");
-        lowered.push((what, list, together));
+        assert_eq!((together.len(), together[0].cluster), (1, split), "{label}");
+        lowered.push((label, list, together));
     }
     compiles(&l.source);
     let Some(library) = EmulatedLibrary::build("batch", &l.source.text(), l.source.names()) else { return };
     for (what, list, together) in &lowered {
         for part in list {
-            let found = world.run(&library, together, &part.results[0]);
-            near(&found, &world.product(part), what);
+            let actual = world.run(&library, together, &part.results[0]);
+            near(&actual, &world.product(part), what);
         }
     }
 }
@@ -143,12 +143,12 @@ fn transpose_heads(
         };
         // The result is stored by heads, and so are some cosines.
         let angles = if each { e } else { e / 2 };
-        let place = |place, offset| {
-            let value = value(MemorySpace::Ordinary, place, [m, angles], [angles as isize, 1]);
+        let angles_at = |angles_at, offset| {
+            let value = value(MemorySpace::Ordinary, angles_at, [m, angles], [angles as isize, 1]);
             LocatedTensor { offset: value.offset + offset, ..value }
         };
-        let result = heads([m * e, e, 1], &place(6, p << 16));
-        let operands = vec![heads([e, n, 1], x), place(2, 0), place(2, 1 << 16)];
+        let result = heads([m * e, e, 1], &angles_at(6, p << 16));
+        let operands = vec![heads([e, n, 1], x), angles_at(2, 0), angles_at(2, 1 << 16)];
         (e > 0).then(|| part(Op::RotaryEmbedding { width: e, interleaved }, operands, result))
     };
     list.iter().zip(wide).enumerate().filter_map(turn).collect()
@@ -158,7 +158,7 @@ fn transpose_heads(
 fn products_with_transposed_heads_share_a_kernel_bitwise() {
     let mut world = RandomMemory::new();
     let (base, whole) = (world.base(), world.machine);
-    let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
+    let address_of = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     let clusters = |multiprocessors| KernelTarget { multiprocessors, wgmma: true, ..whole };
     let cases = [
         (1, 600, &[96, 32, 40][..], &[32, 16, 0][..], whole, 1),
@@ -168,22 +168,22 @@ fn products_with_transposed_heads_share_a_kernel_bitwise() {
         (2, 1104, &[192, 32, 48], &[32, 32, 0], clusters(24), 2),
         (12, 2104, &[192, 32, 40], &[48, 32, 0], clusters(44), 4),
     ];
-    let mut l = KernelLowering::new(&at, &whole);
+    let mut l = KernelLowering::new(&address_of, &whole);
     let mut lowered = Vec::new();
     for (m, k, widths, wide, machine, split) in cases {
         for (interleaved, each) in [(false, true), (true, false)] {
-            let what = format!("{m} rows, {widths:?}, heads of {wide:?}, {interleaved}");
+            let label = format!("{m} rows, {widths:?}, heads of {wide:?}, {interleaved}");
             let products = of_widths(m, k, widths);
             let turns = transpose_heads(&products, wide, interleaved, each);
             l.machine = machine;
             let works = batch::lower(&steps(&products), &|_| None, &mut l);
             let mut single = kernels(works.expect("it fits").expect("products"));
             single.extend(kernels(rotary::lower_together(&steps(&turns), &mut l).expect("it fits")));
-            let all: Vec<DispatchPart> = products.into_iter().chain(turns).collect();
-            let one = batch::lower(&steps(&all), &|_| None, &mut l);
-            let one = kernels(one.expect("it fits").expect("one kernel"));
-            assert_eq!((one.len(), one[0].cluster, single[0].cluster), (1, split, split), "{what}");
-            lowered.push((what, all, single, one));
+            let steps_of_both: Vec<DispatchPart> = products.into_iter().chain(turns).collect();
+            let lowered_together = batch::lower(&steps(&steps_of_both), &|_| None, &mut l);
+            let joint = kernels(lowered_together.expect("it fits").expect("one kernel"));
+            assert_eq!((joint.len(), joint[0].cluster, single[0].cluster), (1, split, split), "{label}");
+            lowered.push((label, steps_of_both, single, joint));
         }
     }
     compiles(&l.source);
@@ -191,9 +191,9 @@ fn products_with_transposed_heads_share_a_kernel_bitwise() {
         return;
     };
     for (what, all, single, one) in &lowered {
-        let kept =
+        let is_final =
             |part: &&DispatchPart| all.iter().all(|other| other.operands[0].offset != part.results[0].offset);
-        for result in all.iter().filter(kept).map(|part| &part.results[0]) {
+        for result in all.iter().filter(is_final).map(|part| &part.results[0]) {
             let expected = world.run(&library, single, result);
             assert_eq!(world.run(&library, one, result), expected, "{what}, {result:?}");
         }

@@ -121,8 +121,8 @@ impl PlacedCase<'_> {
             (Ok(_), None) => {}
         }
         for (&start, expected) in self.starts.iter().zip(&self.rooms) {
-            let found = read_as(expected, &read(start, bytes(expected) + GUARD_BYTES)?)?;
-            self.case.agrees(&found, &expected.tensor)?;
+            let actual = read_as(expected, &read(start, bytes(expected) + GUARD_BYTES)?)?;
+            self.case.agrees(&actual, &expected.tensor)?;
         }
         Ok(())
     }
@@ -134,7 +134,7 @@ const GUARD_BYTES: usize = 64;
 /// Lays out cases one after another; returns the total size in bytes.
 pub fn lay(cases: &[OpCase]) -> (Vec<PlacedCase<'_>>, usize) {
     let mut end = 0;
-    let mut place = |bytes: usize| {
+    let mut allocate = |bytes: usize| {
         let start = end;
         end = (end + bytes + GUARD_BYTES).next_multiple_of(256);
         start
@@ -144,12 +144,12 @@ pub fn lay(cases: &[OpCase]) -> (Vec<PlacedCase<'_>>, usize) {
         let (mut operands, mut results, mut starts, mut images) = (vec![], vec![], vec![], vec![]);
         let rooms = case.rooms();
         for x in &case.operands {
-            let start = place(bytes(x));
+            let start = allocate(bytes(x));
             operands.push(located(x, start));
             images.push((start, image(x)));
         }
         for r in &rooms {
-            let start = place(bytes(r));
+            let start = allocate(bytes(r));
             results.push(located(r, start));
             starts.push(start);
             images.push((start, vec![CANARY_BYTE; bytes(r) + GUARD_BYTES]));
@@ -176,8 +176,8 @@ pub fn lowered(cases: &[OpCase], machine: &KernelTarget) -> LoweredCases {
 
 fn lower_all(laid: &[PlacedCase<'_>], machine: &KernelTarget) -> LoweredCases {
     let port = DevicePtr::port(0).expect("a port");
-    let at = |v: &LocatedTensor| port + v.offset as u64;
-    let mut l = KernelLowering::new(&at, machine);
+    let address_of = |v: &LocatedTensor| port + v.offset as u64;
+    let mut l = KernelLowering::new(&address_of, machine);
     let mut works = Vec::with_capacity(laid.len());
     for (index, c) in laid.iter().enumerate() {
         let step = BoundOperation { index, op: &c.case.op, operands: &c.operands, results: &c.results };
@@ -216,11 +216,11 @@ pub fn run(device: &Arc<Device>, cases: &[OpCase]) -> Result<(Vec<CaseFailure>, 
         ..machine
     };
     let planner = GemmPlanner::new(device)?;
-    let parts: Vec<&[PlacedCase<'_>]> = laid.chunks(CASES_PER_MODULE).collect();
-    let lowered: Vec<LoweredCases> = parts.iter().map(|p| lower_all(p, &machine)).collect();
+    let chunks: Vec<&[PlacedCase<'_>]> = laid.chunks(CASES_PER_MODULE).collect();
+    let lowered: Vec<LoweredCases> = chunks.iter().map(|p| lower_all(p, &machine)).collect();
     let by_library = Cell::new(0);
     let mut out = Vec::new();
-    for ((part, lowered), code) in parts.iter().zip(&lowered).zip(compile_all(&lowered, device.capability()))
+    for ((part, lowered), code) in chunks.iter().zip(&lowered).zip(compile_all(&lowered, device.capability()))
     {
         let runner = CaseRunner {
             stream: &stream,
@@ -234,11 +234,11 @@ pub fn run(device: &Arc<Device>, cases: &[OpCase]) -> Result<(Vec<CaseFailure>, 
             workspace: scratch.address(),
         };
         for (c, works) in part.iter().zip(&lowered.works) {
-            let found = match works {
+            let outcome = match works {
                 Ok(works) => runner.case(c, works, &lowered.assertions),
                 Err(error) => Err(error.to_string()),
             };
-            out.extend(found.err().map(|what| CaseFailure { case: c.case.name.clone(), what }));
+            out.extend(outcome.err().map(|what| CaseFailure { case: c.case.name.clone(), what }));
         }
     }
     Ok((out, by_library.get()))

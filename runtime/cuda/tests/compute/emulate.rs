@@ -150,14 +150,14 @@ fn run_on(what: &str, cases: &[OpCase], machine: KernelTarget) -> Option<RunOutc
     let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
     let status = base + bytes as u64;
     let machine = KernelTarget { status, workspace: status + 256, workspace_bytes, ..machine };
-    let all = lowered(cases, &machine);
+    let lowered_cases = lowered(cases, &machine);
     let bases = [base];
     let bases = PortBases(&bases);
-    let text = all.source.text();
-    let library = EmulatedLibrary::build(what, &text, all.source.names())?;
+    let text = lowered_cases.source.text();
+    let library = EmulatedLibrary::build(what, &text, lowered_cases.source.names())?;
     let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
     let mut ran = RunOutcome { text, ..RunOutcome::default() };
-    for ((case, laid), works) in cases.iter().zip(&laid).zip(&all.works) {
+    for ((case, laid), works) in cases.iter().zip(&laid).zip(&lowered_cases.works) {
         let works = works.as_ref().unwrap_or_else(|e| panic!("{}: {e}", case.name));
         // Products of the library are not emulated.
         if works.iter().any(|w| matches!(w, GpuCommand::Gemm(_))) {
@@ -188,7 +188,7 @@ fn run_on(what: &str, cases: &[OpCase], machine: KernelTarget) -> Option<RunOutc
             }
             pointer(status).cast::<[u64; 2]>().read()
         };
-        let failure = all.assertions.failed_assertion(word).map(|f| f.1);
+        let failure = lowered_cases.assertions.failed_assertion(word).map(|f| f.1);
         let read = |start: usize, len| {
             // SAFETY: as above.
             let bytes = unsafe { std::slice::from_raw_parts(pointer(base + start as u64), len) };
@@ -220,11 +220,11 @@ fn grouped_products_are_the_same_with_all_tiles() {
         small += usize::from(!c.name.starts_with("large"));
         c.name.starts_with("large") || small % 8 == 0
     });
-    let one = KernelTarget { multiprocessors: 1, bandwidth: 0, ..MACHINE };
+    let one_multiprocessor = KernelTarget { multiprocessors: 1, bandwidth: 0, ..MACHINE };
     let machines = [
         ("mma", KernelTarget { wgmma: false, ..MACHINE }),
-        ("wide", one),
-        ("direct", KernelTarget { shared: 180 << 10, ..one }),
+        ("wide", one_multiprocessor),
+        ("direct", KernelTarget { shared: 180 << 10, ..one_multiprocessor }),
         ("narrow", KernelTarget { multiprocessors: 132, ..MACHINE }),
     ];
     for (name, machine) in machines {
@@ -237,10 +237,10 @@ fn grouped_products_are_the_same_with_all_tiles() {
 /// Parts of the keys are combined by one warp for each row, or by one block for each row if there are many parts.
 #[test]
 fn attention_is_the_same_with_few_and_many_splits() {
-    let all = corpus();
+    let all_cases = corpus();
     let ways = ["attention bf16 [8, 1, 1, 700,", "attention f32 [8, 1, 1, 700,", "sink attention f32 [8, 1"];
     let cases: Vec<OpCase> =
-        ways.iter().filter_map(|way| all.iter().find(|c| c.name.contains(way)).cloned()).collect();
+        ways.iter().filter_map(|way| all_cases.iter().find(|c| c.name.contains(way)).cloned()).collect();
     assert_eq!(cases.len(), ways.len());
     for (name, multiprocessors, combine) in
         [("few", 8, "sc::combine_few<sc::"), ("many", 264, "sc::combine<sc::")]

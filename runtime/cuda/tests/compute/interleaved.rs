@@ -43,8 +43,8 @@ fn gated(columns: usize, step: usize, first: usize) -> Vec<DispatchPart> {
         let bias = interleaved(1, GROUP_COUNT, columns, step, number);
         let [taken, sum] = [0, 1].map(|k| dense(first + 2 * number + k));
         out.push(part(Op::Take { axis: 0 }, vec![bias, groups.clone()], taken.clone()));
-        let whole = interleaved(0, ROW_COUNT, columns, step, number);
-        out.push(part(Op::Binary(BinaryOp::Add), vec![whole, taken], sum));
+        let interleaved_part = interleaved(0, ROW_COUNT, columns, step, number);
+        out.push(part(Op::Binary(BinaryOp::Add), vec![interleaved_part, taken], sum));
     }
     let [gate, last] = [4, 5].map(|k| dense(first + k));
     out.push(part(Op::Unary(UnaryOp::Silu), vec![dense(first + 1)], gate.clone()));
@@ -56,41 +56,42 @@ fn gated(columns: usize, step: usize, first: usize) -> Vec<DispatchPart> {
 fn parts_that_alternate_are_read_once() {
     let mut memory = vec![0u128; 16 * VALUE_SPACING / 16];
     let base = memory.as_mut_ptr().expose_provenance() as u64;
-    let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
+    let address_of = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     let machine = machine(0, 225 << 10);
-    let mut l = KernelLowering::new(&at, &machine);
+    let mut l = KernelLowering::new(&address_of, &machine);
     let mut lowered = Vec::new();
     let count_windows = |l: &KernelLowering<'_>| l.source.text().matches("k++) read<bf16, ").count();
     for (columns, step, windows) in
         [(64, 2, 2), (40, 2, 2), (36, 2, 2), (33, 2, 0), (64, 3, 2), (64, 4, 2), (64, 5, 0)]
     {
-        let what = format!("{columns} columns of {step} parts");
+        let label = format!("{columns} columns of {step} parts");
         let before = count_windows(&l);
-        let (together, alone) = (gated(columns, step, 3), gated(columns, step, 9));
-        let one = kernels(fused_map::lower(&steps(&together), &mut l).expect("it fits").expect("one shape"));
+        let (together, separate) = (gated(columns, step, 3), gated(columns, step, 9));
+        let joint =
+            kernels(fused_map::lower(&steps(&together), &mut l).expect("it fits").expect("one shape"));
         // The product, and the bias.
-        assert_eq!(count_windows(&l) - before, windows, "{what}");
-        let each: Vec<KernelLaunch> = steps(&alone)
+        assert_eq!(count_windows(&l) - before, windows, "{label}");
+        let each: Vec<KernelLaunch> = steps(&separate)
             .iter()
             .flat_map(|step| kernels(lower(step, &mut l).expect("it has a form")))
             .collect();
-        assert_eq!([one.len(), each.len()], [1, 6], "{what}");
-        lowered.push((what, columns, one, each));
+        assert_eq!([joint.len(), each.len()], [1, 6], "{label}");
+        lowered.push((label, columns, joint, each));
     }
     let Some(library) = EmulatedLibrary::build("interleaved", &l.source.text(), l.source.names()) else {
         return;
     };
     for (what, columns, one, each) in &lowered {
         memory.fill(0);
-        let words = |place: usize, n: usize| -> &mut [u16] {
-            let at = std::ptr::with_exposed_provenance_mut::<u16>(base as usize + place * VALUE_SPACING);
+        let words = |slot: usize, n: usize| -> &mut [u16] {
+            let start = std::ptr::with_exposed_provenance_mut::<u16>(base as usize + slot * VALUE_SPACING);
             // SAFETY: that many elements exist there, and nothing else accesses them during this time.
-            unsafe { std::slice::from_raw_parts_mut(at, n) }
+            unsafe { std::slice::from_raw_parts_mut(start, n) }
         };
         let mut random = symmc_support::random::SplitMix(4);
-        for place in [0, 1] {
+        for slot in [0, 1] {
             // Numbers near one, of both signs.
-            words(place, VALUE_SPACING / 2)
+            words(slot, VALUE_SPACING / 2)
                 .iter_mut()
                 .for_each(|w| *w = (random.next() as u16 & 0x80ff) | 0x3f00);
         }
@@ -99,7 +100,7 @@ fn parts_that_alternate_are_read_once() {
             // SAFETY: all addresses are within the memory; nothing else accesses it during this time.
             unsafe { library.run(kernel) };
         }
-        let [found, expected] = [8, 14].map(|place| words(place, ROW_COUNT * columns).to_vec());
-        assert!(found == expected && found.iter().any(|&w| w != 0), "{what}");
+        let [actual, expected] = [8, 14].map(|slot| words(slot, ROW_COUNT * columns).to_vec());
+        assert!(actual == expected && actual.iter().any(|&w| w != 0), "{what}");
     }
 }

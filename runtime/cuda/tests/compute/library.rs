@@ -18,10 +18,10 @@ const BLOCK: usize = 64;
 
 /// Loads an element from memory.
 unsafe fn load(at: DevicePtr, dtype: DType, index: i64) -> f64 {
-    let place = std::ptr::with_exposed_provenance::<u8>(at.resolve(PortBases::NONE) as usize);
+    let address = std::ptr::with_exposed_provenance::<u8>(at.resolve(PortBases::NONE) as usize);
     // SAFETY: by the caller, the element exists.
     let bytes = unsafe {
-        std::slice::from_raw_parts(place.offset(index as isize * dtype.size() as isize), dtype.size())
+        std::slice::from_raw_parts(address.offset(index as isize * dtype.size() as isize), dtype.size())
     };
     read_f64(dtype, bytes, 0)
 }
@@ -31,10 +31,10 @@ unsafe fn load(at: DevicePtr, dtype: DType, index: i64) -> f64 {
 /// # Safety
 /// The element exists, and nothing else accesses it.
 unsafe fn store(at: DevicePtr, dtype: DType, index: i64, value: f64) {
-    let place = std::ptr::with_exposed_provenance_mut::<u8>(at.resolve(PortBases::NONE) as usize);
+    let address = std::ptr::with_exposed_provenance_mut::<u8>(at.resolve(PortBases::NONE) as usize);
     // SAFETY: by the caller.
     let bytes = unsafe {
-        std::slice::from_raw_parts_mut(place.offset(index as isize * dtype.size() as isize), dtype.size())
+        std::slice::from_raw_parts_mut(address.offset(index as isize * dtype.size() as isize), dtype.size())
     };
     write_f64(dtype, bytes, 0, value);
 }
@@ -97,12 +97,12 @@ pub(crate) unsafe fn attend(x: &cudnn::CudnnAttention) {
                 start < below && start + BLOCK as i64 > from
             };
             for f in 0..x.f {
-                let part = |j: usize| {
-                    let at = row(&x.v, [b, h / group, j]) + f as i64;
+                let term = |j: usize| {
+                    let element = row(&x.v, [b, h / group, j]) + f as i64;
                     // SAFETY: by the caller.
-                    weights[j] / sum * unsafe { load(x.v.at, x.dtype, at) }
+                    weights[j] / sum * unsafe { load(x.v.at, x.dtype, element) }
                 };
-                let total: f64 = (0..x.keys).filter(|&j| touched(j)).map(part).sum();
+                let total: f64 = (0..x.keys).filter(|&j| touched(j)).map(term).sum();
                 // SAFETY: by the caller.
                 unsafe { store(x.r.at, x.dtype, row(&x.r, [b, h, i]) + f as i64, total) };
             }
@@ -120,8 +120,8 @@ unsafe fn scores_of_row(x: &cudnn::CudnnAttention, [b, h, i]: [usize; 3]) -> Vec
         x.band.below.is_none_or(|below| j < i + below) && x.band.from.is_none_or(|from| j >= i + from)
     };
     // SAFETY: by the caller.
-    let one = |j: usize| unsafe { score(x, [b, h, i], j, x.heads / x.key_heads) };
-    (0..x.keys).map(|j| if sees(j) { one(j) } else { f64::NEG_INFINITY }).collect()
+    let score_of = |j: usize| unsafe { score(x, [b, h, i], j, x.heads / x.key_heads) };
+    (0..x.keys).map(|j| if sees(j) { score_of(j) } else { f64::NEG_INFINITY }).collect()
 }
 
 /// Computes the gradients of an attention, and the sum of the gradient times the result of each row.
@@ -138,35 +138,36 @@ unsafe fn differentiate(x: &cudnn::CudnnAttention, g: &cudnn::AttentionGradient)
     for (b, kh) in (0..x.batch).flat_map(|b| (0..x.key_heads).map(move |h| (b, h))) {
         let (mut of_k, mut of_v) = (vec![0.0; x.keys * x.e], vec![0.0; x.keys * x.f]);
         for (h, i) in (kh * group..(kh + 1) * group).flat_map(|h| (0..x.queries).map(move |i| (h, i))) {
-            let at = [b, h, i];
-            let mean: f64 = (0..x.f).map(|f| element(&g.of_r, at, f) * element(&x.r, at, f)).sum();
+            let query = [b, h, i];
+            let mean: f64 = (0..x.f).map(|f| element(&g.of_r, query, f) * element(&x.r, query, f)).sum();
             let number = ((b * x.heads + h) * x.queries + i) as i64;
             // SAFETY: by the caller.
             let (scores, sum) = unsafe {
                 store(g.means, DType::F32, number, mean);
-                (scores_of_row(x, at), load(sums.at, DType::F32, row(sums, at)))
+                (scores_of_row(x, query), load(sums.at, DType::F32, row(sums, query)))
             };
             let mut of_q = vec![0.0; x.e];
             for (j, score) in scores.into_iter().enumerate() {
                 let (weight, key) = ((score - sum).exp(), [b, kh, j]);
-                let of_weight: f64 = (0..x.f).map(|f| element(&g.of_r, at, f) * element(&x.v, key, f)).sum();
+                let of_weight: f64 =
+                    (0..x.f).map(|f| element(&g.of_r, query, f) * element(&x.v, key, f)).sum();
                 let of_product = weight * (of_weight - mean) * f64::from(x.scale);
                 for e in 0..x.e {
                     of_q[e] += of_product * element(&x.k, key, e);
-                    of_k[j * x.e + e] += of_product * element(&x.q, at, e);
+                    of_k[j * x.e + e] += of_product * element(&x.q, query, e);
                 }
-                (0..x.f).for_each(|f| of_v[j * x.f + f] += weight * element(&g.of_r, at, f));
+                (0..x.f).for_each(|f| of_v[j * x.f + f] += weight * element(&g.of_r, query, f));
             }
             // SAFETY: by the caller.
-            let put =
-                |e: usize, value| unsafe { store(g.of_q.at, x.dtype, row(&g.of_q, at) + e as i64, value) };
-            of_q.into_iter().enumerate().for_each(|(e, value)| put(e, value));
+            let store_query =
+                |e: usize, value| unsafe { store(g.of_q.at, x.dtype, row(&g.of_q, query) + e as i64, value) };
+            of_q.into_iter().enumerate().for_each(|(e, value)| store_query(e, value));
         }
         for j in 0..x.keys {
             for (t, n, all) in [(&g.of_k, x.e, &of_k), (&g.of_v, x.f, &of_v)] {
-                let at = row(t, [b, kh, j]);
+                let start = row(t, [b, kh, j]);
                 // SAFETY: by the caller.
-                (0..n).for_each(|i| unsafe { store(t.at, x.dtype, at + i as i64, all[j * n + i]) });
+                (0..n).for_each(|i| unsafe { store(t.at, x.dtype, start + i as i64, all[j * n + i]) });
             }
         }
     }
@@ -185,10 +186,10 @@ unsafe fn score(x: &cudnn::CudnnAttention, [b, h, i]: [usize; 3], j: usize, grou
         score = cap * (score / cap).tanh();
     }
     if let Some(bias) = &x.bias {
-        let at = [b, h, i, j].into_iter().zip(bias.extents).zip(bias.strides);
-        let at = at.map(|((i, n), stride)| if n == 1 { 0 } else { i as i64 * stride }).sum();
+        let index = [b, h, i, j].into_iter().zip(bias.extents).zip(bias.strides);
+        let index = index.map(|((i, n), stride)| if n == 1 { 0 } else { i as i64 * stride }).sum();
         // SAFETY: by the caller.
-        score += unsafe { load(bias.at, bias.dtype, at) };
+        score += unsafe { load(bias.at, bias.dtype, index) };
     }
     score
 }

@@ -48,12 +48,17 @@ fn every_case_is_lowered_and_compiles() {
     let cases = corpus();
     let room = workspace_bytes(&cases, &machine(0, 0));
     let machine = machine(room, 225 << 10);
-    let all = lowered(&cases, &machine);
-    for (case, works) in cases.iter().zip(&all.works) {
+    let lowered_cases = lowered(&cases, &machine);
+    for (case, works) in cases.iter().zip(&lowered_cases.works) {
         let works = works.as_ref().unwrap_or_else(|e| panic!("{}: {e}", case.name));
         for work in works {
             let GpuCommand::Kernel(kernel) = work else { continue };
-            assert!(all.source.names().any(|n| n == kernel.entry), "{}: no {}", case.name, kernel.entry);
+            assert!(
+                lowered_cases.source.names().any(|n| n == kernel.entry),
+                "{}: no {}",
+                case.name,
+                kernel.entry
+            );
             let threads: u32 = kernel.block.iter().product();
             assert!((1..=1024).contains(&threads), "{}: {threads} threads", case.name);
             assert!(kernel.grid.iter().all(|&n| n > 0), "{}: {:?} blocks", case.name, kernel.grid);

@@ -18,8 +18,8 @@ fn residual(norm: Op, m: usize, n: usize, pitch: usize) -> Vec<DispatchPart> {
     let [x, h] = [0, 1].map(|place| row(MemorySpace::Ordinary, place));
     let [turned, sum, scaled] = [2, 3, 4].map(|place| row(MemorySpace::Ordinary, place));
     let scale = value(MemorySpace::Input(1), 5, [m, n], [1, 0]);
-    let more = if let Op::LayerNorm { .. } = norm { 2 } else { 1 };
-    let operands = [scaled.clone()].into_iter().chain((0..more).map(of_row)).collect();
+    let vectors = if let Op::LayerNorm { .. } = norm { 2 } else { 1 };
+    let operands = [scaled.clone()].into_iter().chain((0..vectors).map(of_row)).collect();
     vec![
         part(Op::Unary(UnaryOp::Silu), vec![h], turned.clone()),
         part(Op::Binary(BinaryOp::Add), vec![x, turned], sum.clone()),
@@ -33,8 +33,8 @@ fn residual(norm: Op, m: usize, n: usize, pitch: usize) -> Vec<DispatchPart> {
 fn norms_of_narrower_inputs_match_single_steps_bitwise() {
     let mut world = RandomMemory::new();
     let (base, machine) = (world.base(), world.machine);
-    let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
-    let mut l = KernelLowering::new(&at, &machine);
+    let address_of = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
+    let mut l = KernelLowering::new(&address_of, &machine);
     let mut lowered = Vec::new();
     for narrow in [DType::Bool, DType::U8] {
         let row =
@@ -52,10 +52,10 @@ fn norms_of_narrower_inputs_match_single_steps_bitwise() {
             ]
         };
         let single = |step: &BoundOperation<'_>| kernels(compute::lower(step, &mut l).expect("it fits"));
-        let (list, whole) = (list(), inside(list()));
+        let (list, fused) = (list(), inside(list()));
         let single: Vec<_> = steps(&list).iter().flat_map(single).collect();
-        let one = kernels(fused_norm::lower(&steps(&whole), &mut l).expect("it fits").expect("one kernel"));
-        lowered.push((narrow, list, single, one));
+        let joint = kernels(fused_norm::lower(&steps(&fused), &mut l).expect("it fits").expect("one kernel"));
+        lowered.push((narrow, list, single, joint));
     }
     compiles(&l.source);
     let Some(library) = EmulatedLibrary::build("norms-narrow", &l.source.text(), l.source.names()) else {
@@ -72,7 +72,7 @@ fn norms_of_narrower_inputs_match_single_steps_bitwise() {
 fn fused_residual_norms_match_single_steps_bitwise() {
     let mut world = RandomMemory::new();
     let (base, machine) = (world.base(), world.machine);
-    let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
+    let address_of = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     let rms = |round_first| Op::RmsNorm { axes: 1, eps: FloatAttribute(1e-5), round_first };
     let layer = || Op::LayerNorm { axes: 1, eps: FloatAttribute(1e-5) };
     // Rows of a warp and of a block, rows with gaps, and rows that are not a multiple of an access.
@@ -82,24 +82,24 @@ fn fused_residual_norms_match_single_steps_bitwise() {
         (layer(), 10, 130, 136),
         (layer(), 2, 4097, 4097),
     ];
-    let mut l = KernelLowering::new(&at, &machine);
+    let mut l = KernelLowering::new(&address_of, &machine);
     let mut lowered = Vec::new();
     for (norm, m, n, pitch) in cases {
         for known in [false, true] {
             let list = residual(norm.clone(), m, n, pitch);
-            let mut whole = inside(residual(norm.clone(), m, n, pitch));
+            let mut fused = inside(residual(norm.clone(), m, n, pitch));
             if known {
                 // Other steps read the sum too.
                 let sum = list[1].results[0].clone();
-                whole[1].results = [sum.clone()];
-                whole[2].operands[0] = sum;
+                fused[1].results = [sum.clone()];
+                fused[2].operands[0] = sum;
             }
-            let one = fused_norm::lower(&steps(&whole), &mut l);
-            let one = kernels(one.expect("it fits").expect("one kernel"));
-            assert_eq!(one.len(), 1);
+            let joint = fused_norm::lower(&steps(&fused), &mut l);
+            let joint = kernels(joint.expect("it fits").expect("one kernel"));
+            assert_eq!(joint.len(), 1);
             let single = |step: &BoundOperation<'_>| kernels(compute::lower(step, &mut l).expect("it fits"));
             let single: Vec<_> = steps(&list).iter().flat_map(single).collect();
-            lowered.push((format!("{norm:?} of [{m}, {n}]"), known, list, single, one));
+            lowered.push((format!("{norm:?} of [{m}, {n}]"), known, list, single, joint));
         }
     }
     compiles(&l.source);

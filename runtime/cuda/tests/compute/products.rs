@@ -52,15 +52,15 @@ pub(crate) fn steps(parts: &[DispatchPart]) -> Vec<BoundOperation<'_>> {
 
 /// The same steps, with all results except the last one internal to the dispatch.
 pub(crate) fn inside(mut parts: Vec<DispatchPart>) -> Vec<DispatchPart> {
-    let last = parts.len() - 1;
-    let own: Vec<MemorySpace> = parts[..last].iter().map(|p| p.results[0].space).collect();
-    let places: Vec<usize> = parts[..last].iter().map(|p| p.results[0].offset / VALUE_SPACING).collect();
+    let last_part = parts.len() - 1;
+    let own: Vec<MemorySpace> = parts[..last_part].iter().map(|p| p.results[0].space).collect();
+    let places: Vec<usize> = parts[..last_part].iter().map(|p| p.results[0].offset / VALUE_SPACING).collect();
     let inner = |v: &mut LocatedTensor| {
-        let known = own
+        let is_internal = own
             .iter()
             .zip(&places)
             .any(|(space, place)| (*space, *place) == (v.space, v.offset / VALUE_SPACING));
-        v.space = if known { MemorySpace::Inner } else { v.space };
+        v.space = if is_internal { MemorySpace::Inner } else { v.space };
     };
     parts.iter_mut().flat_map(|p| p.operands.iter_mut().chain(&mut p.results)).for_each(inner);
     parts
@@ -120,17 +120,17 @@ fn biased(m: usize) -> Vec<DispatchPart> {
 #[test]
 fn the_library_adds_the_bias_of_many_rows() {
     let world = RandomMemory::new();
-    let at = |v: &LocatedTensor| DevicePtr::from(world.base() + v.offset as u64);
+    let address_of = |v: &LocatedTensor| DevicePtr::from(world.base() + v.offset as u64);
     let machine = KernelTarget { multiprocessors: 132, wgmma: true, ..world.machine };
     for (m, by_library) in [(1, false), (65, true), (200, true)] {
-        let mut l = KernelLowering::new(&at, &machine);
+        let mut l = KernelLowering::new(&address_of, &machine);
         let list = inside(biased(m));
         let works = lower(&steps(&list), &mut l).expect("it fits").expect("one command");
         match &works[..] {
             [GpuCommand::Gemm(gemm)] => {
                 assert!(by_library, "{m} rows");
                 assert_eq!((gemm.dtype, gemm.result_dtype), (DType::BF16, DType::BF16));
-                assert_eq!(gemm.bias, Some(at(&list[0].operands[0])));
+                assert_eq!(gemm.bias, Some(address_of(&list[0].operands[0])));
             }
             [GpuCommand::Kernel(_)] => assert!(!by_library, "{m} rows"),
             other => panic!("{other:?}"),
@@ -201,12 +201,12 @@ impl RandomMemory {
             });
         }
         let status = std::ptr::with_exposed_provenance_mut::<u8>(self.machine.status as usize);
-        let at = std::ptr::with_exposed_provenance::<u8>(self.base() as usize + result.offset);
+        let address = std::ptr::with_exposed_provenance::<u8>(self.base() as usize + result.offset);
         // SAFETY: all addresses are within the memory; nothing else accesses it during this time.
         unsafe {
             status.write_bytes(0, STATUS_BYTES);
             kernels.iter().for_each(|k| library.run(k));
-            std::slice::from_raw_parts(at, result.shape.iter().product::<usize>() * 2).to_vec()
+            std::slice::from_raw_parts(address, result.shape.iter().product::<usize>() * 2).to_vec()
         }
     }
 }
@@ -216,10 +216,12 @@ impl RandomMemory {
     pub fn product(&self, part: &DispatchPart) -> Vec<u8> {
         let [x, y] = &part.operands[..] else { panic!("a product has two operands") };
         let element = |v: &LocatedTensor, row: usize, column: usize| {
-            let at = v.offset as isize + (row as isize * v.strides[0] + column as isize * v.strides[1]) * 2;
-            let at = std::ptr::with_exposed_provenance::<u16>((self.base() as usize).wrapping_add_signed(at));
+            let offset =
+                v.offset as isize + (row as isize * v.strides[0] + column as isize * v.strides[1]) * 2;
+            let address =
+                std::ptr::with_exposed_provenance::<u16>((self.base() as usize).wrapping_add_signed(offset));
             // SAFETY: the address is within the memory, which is not written during this time.
-            f64::from(f32::from_bits(u32::from(unsafe { at.read() }) << 16))
+            f64::from(f32::from_bits(u32::from(unsafe { address.read() }) << 16))
         };
         let ([m, k], n) = ([x.shape[0], x.shape[1]], y.shape[1]);
         let sum = |at: usize| (0..k).map(|i| element(x, at / n, i) * element(y, i, at % n)).sum::<f64>();
@@ -239,20 +241,20 @@ pub(crate) fn kernels(works: Vec<GpuCommand>) -> Vec<KernelLaunch> {
 fn products_with_epilogues_match_single_steps_bitwise() {
     let mut world = RandomMemory::new();
     let (base, machine) = (world.base(), world.machine);
-    let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
-    let all = [1, 9, 30, 40].map(|m| (m, gated as fn(usize) -> Vec<DispatchPart>));
+    let address_of = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
+    let cases = [1, 9, 30, 40].map(|m| (m, gated as fn(usize) -> Vec<DispatchPart>));
     let halves = [1, 9].map(|m| (m, halved as fn(usize) -> Vec<DispatchPart>));
     let biased = [1, 30].map(|m| (m, biased as fn(usize) -> Vec<DispatchPart>));
-    let mut l = KernelLowering::new(&at, &machine);
+    let mut l = KernelLowering::new(&address_of, &machine);
     let mut lowered = Vec::new();
-    for (m, of) in all.into_iter().chain(halves).chain(biased) {
-        let (list, whole) = (of(m), inside(of(m)));
-        let one = lower(&steps(&whole), &mut l).expect("it fits");
-        let one = kernels(one.expect("one kernel"));
+    for (m, of) in cases.into_iter().chain(halves).chain(biased) {
+        let (list, fused) = (of(m), inside(of(m)));
+        let joint = lower(&steps(&fused), &mut l).expect("it fits");
+        let joint = kernels(joint.expect("one kernel"));
         let single = |step: &BoundOperation<'_>| kernels(compute::lower(step, &mut l).expect("it fits"));
         let single: Vec<KernelLaunch> = steps(&list).iter().flat_map(single).collect();
         assert_eq!(single.len(), list.len());
-        lowered.push((m, list, single, one));
+        lowered.push((m, list, single, joint));
     }
     compiles(&l.source);
     let Some(library) = EmulatedLibrary::build("products", &l.source.text(), l.source.names()) else {
@@ -269,10 +271,10 @@ fn products_with_epilogues_match_single_steps_bitwise() {
 fn cluster_pairs_compute_the_same_sums_reordered() {
     let mut world = RandomMemory::new();
     let (base, alone) = (world.base(), world.machine);
-    let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
+    let address_of = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     // Pairs have 112 lines, 56 of each product.
     let pairs = KernelTarget { multiprocessors: 8, wgmma: true, ..alone };
-    let mut l = KernelLowering::new(&at, &alone);
+    let mut l = KernelLowering::new(&address_of, &alone);
     let mut lowered = Vec::new();
     for m in [17, 50, 64] {
         let list = inside(gated(m));
@@ -307,27 +309,27 @@ pub(crate) fn near(found: &[u8], expected: &[u8], what: &str) {
 #[test]
 fn epilogue_does_not_change_the_split_of_a_product() {
     let world = RandomMemory::new();
-    let at = |v: &LocatedTensor| DevicePtr::from(world.base() + v.offset as u64);
+    let address_of = |v: &LocatedTensor| DevicePtr::from(world.base() + v.offset as u64);
     let machine = KernelTarget { multiprocessors: 132, wgmma: true, ..world.machine };
     let mut split = 0;
     for m in [1, 2, 8, 16, 17, 33, 64] {
         for [k, n] in [[14336, 4096], [8192, 1024], [4096, 4096], [3584, 8192], [896, 1152], [1800, 200]] {
-            let row = |space, place, n: usize| value(space, place, [m, n], [n as isize, 1]);
+            let row = |space, slot, n: usize| value(space, slot, [m, n], [n as isize, 1]);
             let (x, weight) =
                 (row(MemorySpace::Ordinary, 0, k), value(MemorySpace::Input(1), 1, [k, n], [1, k as isize]));
             let (sum, residual) = (row(MemorySpace::Ordinary, 2, n), row(MemorySpace::Ordinary, 3, n));
-            let all = vec![
+            let nodes = vec![
                 part(Op::MATMUL, vec![x, weight], sum.clone()),
                 part(Op::Binary(BinaryOp::Add), vec![residual, sum], row(MemorySpace::Output(0), 4, n)),
             ];
-            let mut l = KernelLowering::new(&at, &machine);
-            let alone = compute::lower(&steps(&all)[0], &mut l).expect("it fits");
-            let with = lower(&steps(&inside(all)), &mut l).expect("it fits").expect("one kernel");
+            let mut l = KernelLowering::new(&address_of, &machine);
+            let separate = compute::lower(&steps(&nodes)[0], &mut l).expect("it fits");
+            let with = lower(&steps(&inside(nodes)), &mut l).expect("it fits").expect("one kernel");
             // A product that the library computes has another limit.
-            let [GpuCommand::Kernel(alone)] = &alone[..] else { continue };
+            let [GpuCommand::Kernel(separate)] = &separate[..] else { continue };
             let launch = |k: &KernelLaunch| (k.grid, k.block, k.cluster, k.shared);
-            assert_eq!(launch(&kernels(with)[0]), launch(alone), "{m} rows, K {k}, {n} columns");
-            split += usize::from(alone.cluster > 1);
+            assert_eq!(launch(&kernels(with)[0]), launch(separate), "{m} rows, K {k}, {n} columns");
+            split += usize::from(separate.cluster > 1);
         }
     }
     assert!(split > 4, "{split} products split K");
@@ -336,8 +338,8 @@ fn epilogue_does_not_change_the_split_of_a_product() {
 #[test]
 fn products_that_wait_for_memory_do_not_split_k() {
     let world = RandomMemory::new();
-    let at = |v: &LocatedTensor| DevicePtr::from(world.base() + v.offset as u64);
-    let of = |bandwidth| KernelTarget {
+    let address_of = |v: &LocatedTensor| DevicePtr::from(world.base() + v.offset as u64);
+    let target = |bandwidth| KernelTarget {
         multiprocessors: 132,
         wgmma: true,
         shared: 225 << 10,
@@ -352,8 +354,8 @@ fn products_that_wait_for_memory_do_not_split_k() {
             let row = |place, n: usize| value(MemorySpace::Ordinary, place, [2, n], [n as isize, 1]);
             let weight = value(MemorySpace::Input(1), 1, [k, n], [1, k as isize]);
             let product = [part(Op::MATMUL, vec![row(0, k), weight], row(2, n))];
-            let machine = of(bandwidth);
-            let mut l = KernelLowering::new(&at, &machine);
+            let machine = target(bandwidth);
+            let mut l = KernelLowering::new(&address_of, &machine);
             let commands = compute::lower(&steps(&product)[0], &mut l).expect("it fits");
             kernels(commands)[0].cluster
         });

@@ -63,20 +63,20 @@ fn one_kernel_gives_the_bits_of_two() {
         inputs: InputUse::Written,
         ..crate::machine(GEMM_WORKSPACE, 225 << 10)
     };
-    let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
+    let address_of = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     let list = queries_and_keys();
     let steps = steps(&list);
-    let mut l = KernelLowering::new(&at, &machine);
-    let one = rotary::lower_together(&steps, &mut l).expect("they fit");
+    let mut l = KernelLowering::new(&address_of, &machine);
+    let joint = rotary::lower_together(&steps, &mut l).expect("they fit");
     let mut lower = |step: &BoundOperation<'_>| compute::lower(step, &mut l).expect("it has a form");
     let two: Vec<GpuCommand> = steps.iter().flat_map(&mut lower).collect();
-    let (one, two) = (kernels(one), kernels(two));
+    let (one, two) = (kernels(joint), kernels(two));
     assert_eq!([one.len(), two.len()], [1, 2]);
     let Some(library) = EmulatedLibrary::build("rotary", &l.source.text(), l.source.names()) else { return };
     let words = |place: usize, n: usize| {
-        let at = std::ptr::with_exposed_provenance::<u16>(base as usize + place * VALUE_SPACING);
+        let address = std::ptr::with_exposed_provenance::<u16>(base as usize + place * VALUE_SPACING);
         // SAFETY: that many elements exist there, and nothing writes them during this time.
-        unsafe { std::slice::from_raw_parts(at, n).to_vec() }
+        unsafe { std::slice::from_raw_parts(address, n).to_vec() }
     };
     let mut run = |kernels: &[KernelLaunch]| {
         let mut random = SplitMix(4);

@@ -85,8 +85,8 @@ impl DispatchCase {
         let bindings = SymbolBindings::new();
         let inputs = interp::seeded_inputs(&placed.graph, &bindings, &interp::SeedConfig::new(seed), 0)
             .expect("drawn");
-        let all = std::slice::from_ref(&inputs);
-        let expected = interp::run(&placed.graph, &bindings, all).expect("it runs").remove(0);
+        let inputs_by_rank = std::slice::from_ref(&inputs);
+        let expected = interp::run(&placed.graph, &bindings, inputs_by_rank).expect("it runs").remove(0);
         let memory = vec![0u128; placed.bytes.div_ceil(16) + 32];
         DispatchCase { name, placed, inputs, expected, memory, kernels: Vec::new() }
     }
@@ -105,25 +105,25 @@ impl DispatchCase {
         let layouts = compute_layouts(graph);
         let nodes = graph.dispatches[0].nodes().map(|n| &graph.nodes[n]);
         let nodes: Vec<&Node> = nodes.filter(|n| n.outputs.iter().all(|&v| layouts[v].base == v)).collect();
-        let place = |values: &[ValueId]| values.iter().map(|&v| placed.located(v)).collect::<Vec<_>>();
-        let places: Vec<_> = nodes.iter().map(|n| (place(&n.inputs), place(&n.outputs))).collect();
-        let parts = nodes.iter().zip(&places);
-        let parts = parts.map(|(node, (operands, results))| BoundOperation {
+        let locate = |values: &[ValueId]| values.iter().map(|&v| placed.located(v)).collect::<Vec<_>>();
+        let places: Vec<_> = nodes.iter().map(|n| (locate(&n.inputs), locate(&n.outputs))).collect();
+        let operations = nodes.iter().zip(&places);
+        let operations = operations.map(|(node, (operands, results))| BoundOperation {
             index: 0,
             op: &node.op,
             operands,
             results,
         });
-        let steps: Vec<BoundOperation<'_>> = parts.collect();
+        let steps: Vec<BoundOperation<'_>> = operations.collect();
         let lower = match graph.dispatches[0].form {
             DispatchForm::Map => fused_map::lower,
             DispatchForm::Fold => fold::lower,
             DispatchForm::Selection => selection::lower,
             _ => row_reductions::lower,
         };
-        let one = kernels(lower(&steps, l).expect("it fits").expect("one kernel"));
-        assert_eq!(one.len(), 1, "{}", self.name);
-        one
+        let fused = kernels(lower(&steps, l).expect("it fits").expect("one kernel"));
+        assert_eq!(fused.len(), 1, "{}", self.name);
+        fused
     }
 
     fn run(&mut self, library: &EmulatedLibrary) {
@@ -141,8 +141,8 @@ impl DispatchCase {
             let mut data = vec![0u8; expected.data().len()];
             // SAFETY: as above.
             unsafe { self.pointer(output.value).copy_to(data.as_mut_ptr(), data.len()) };
-            let found = Tensor::new(expected.dtype(), expected.shape(), data).expect("as many bytes");
-            let comparison = interp::compare(&found, expected, Tolerance::for_history(history, expected));
+            let actual = Tensor::new(expected.dtype(), expected.shape(), data).expect("as many bytes");
+            let comparison = interp::compare(&actual, expected, Tolerance::for_history(history, expected));
             let name = graph.value_name(output.value);
             assert!(comparison.agrees(), "{}: %{name}: {comparison:?}\n{}", self.name, text::print(graph));
         }
@@ -152,9 +152,9 @@ impl DispatchCase {
 /// Runs the dispatches of programs as emulated kernels, if there is a compiler, and compares the outputs.
 fn check(what: &str, mut cases: Vec<DispatchCase>) {
     let base = Cell::new(0);
-    let at = |v: &LocatedTensor| DevicePtr::from(base.get() + v.offset as u64);
+    let address_of = |v: &LocatedTensor| DevicePtr::from(base.get() + v.offset as u64);
     let machine = RandomMemory::new().machine;
-    let mut l = KernelLowering::new(&at, &machine);
+    let mut l = KernelLowering::new(&address_of, &machine);
     for case in &mut cases {
         base.set(case.base());
         case.kernels = case.lower(&mut l);
@@ -179,14 +179,14 @@ fn overlays(program: &str) -> Vec<(ValueId, ValueId)> {
     for result in graph.outputs.iter().map(|o| o.value) {
         let writer = graph.defining_node(result).expect("a node");
         let allows = |input: &ValueId| {
-            let mut all = readers(*input).into_iter();
-            all.all(|(n, k)| form.overwrite_rule(&graph.nodes[n].op, k).allows(n, writer))
+            let mut uses = readers(*input).into_iter();
+            uses.all(|(n, k)| form.overwrite_rule(&graph.nodes[n].op, k).allows(n, writer))
                 && size(graph.ty(*input)) == size(graph.ty(result))
                 && graph.ty(*input).shape == graph.ty(result).shape
                 && out.iter().all(|(_, taken)| taken != input)
         };
-        let found = graph.inputs.values().map(|i| i.value).find(allows);
-        out.extend(found.map(|input| (result, input)));
+        let overlaid = graph.inputs.values().map(|i| i.value).find(allows);
+        out.extend(overlaid.map(|input| (result, input)));
     }
     out
 }
@@ -214,8 +214,8 @@ fn rows_give_what_the_interpreter_gives() {
 /// The choice of experts, and sums of rows.
 #[test]
 fn expert_selections_and_sums_match_the_interpreter() {
-    let parts = include_str!("experts.symm").split("//# ").skip(1);
-    let cases = parts.map(|part| {
+    let sections = include_str!("experts.symm").split("//# ").skip(1);
+    let cases = sections.map(|part| {
         let (name, program) = part.split_once('\n').expect("a name and a program");
         DispatchCase::new(name.into(), PlacedProgram::new(program, &[]), 7)
     });
@@ -270,8 +270,8 @@ fn random_rows(r: &mut SplitMix) -> String {
             }
             2 => (if x.dtype == "f32" { "bf16" } else { "f32" }, x.is_per_row, format!("cast {}", x.name)),
             3 => {
-                let what = r.pick(&["add 1.0,", "mul 0.01,", "add 0.5,"]);
-                (x.dtype, x.is_per_row, format!("{what} {}", x.name))
+                let operation = r.pick(&["add 1.0,", "mul 0.01,", "add 0.5,"]);
+                (x.dtype, x.is_per_row, format!("{operation} {}", x.name))
             }
             4 => (x.dtype, x.is_per_row, format!("sqrt {}", x.name)),
             5 if !x.is_per_row => {
@@ -292,8 +292,8 @@ fn random_rows(r: &mut SplitMix) -> String {
 
 /// The return statements for the last value and some others.
 fn return_statements(r: &mut SplitMix, values: &[DrawnValue]) -> String {
-    let last = values.len() - 1;
-    let named = values.iter().enumerate().skip(5).filter(|(k, _)| *k == last || r.one_in(4));
+    let last_value = values.len() - 1;
+    let named = values.iter().enumerate().skip(5).filter(|(k, _)| *k == last_value || r.one_in(4));
     named.map(|(_, value)| format!("return {}\n", value.name)).collect()
 }
 
@@ -312,7 +312,7 @@ fn random_rows_give_what_the_interpreter_gives() {
 #[test]
 fn long_reductions_use_all_multiprocessors() {
     let machine = crate::machine(1 << 20, 225 << 10);
-    let at = |v: &LocatedTensor| DevicePtr::from((v.offset + 0x10_0000) as u64);
+    let address_of = |v: &LocatedTensor| DevicePtr::from((v.offset + 0x10_0000) as u64);
     for (axes, kept) in [(vec![0, 1], vec![]), (vec![0], vec![4096])] {
         let op = Op::Reduce { op: ReductionKind::Mean, axes, keep: false };
         let x = value(MemorySpace::Ordinary, 0, [8192, 4096], [4096, 1]);
@@ -321,7 +321,7 @@ fn long_reductions_use_all_multiprocessors() {
             LocatedTensor { shape: kept.into(), strides, ..value(MemorySpace::Ordinary, 1, [1, 1], [1, 1]) };
         let step = BoundOperation { index: 0, op: &op, operands: &[x], results: &[r] };
         let passes =
-            kernels(compute::lower(&step, &mut KernelLowering::new(&at, &machine)).expect("it fits"));
+            kernels(compute::lower(&step, &mut KernelLowering::new(&address_of, &machine)).expect("it fits"));
         assert_eq!(passes.len(), 2, "{op:?}");
         assert!(passes[0].grid[0] >= machine.multiprocessors, "{op:?}: {:?}", passes[0].grid);
     }

@@ -64,20 +64,20 @@ fn one_kernel_stores_the_bits_of_three() {
         inputs: InputUse::Written,
         ..crate::machine(GEMM_WORKSPACE, 225 << 10)
     };
-    let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
+    let address_of = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     let list = cache_stores();
     let steps = steps(&list);
-    let mut l = KernelLowering::new(&at, &machine);
-    let one = scatter::lower_together(&steps, &mut l).expect("they fit");
+    let mut l = KernelLowering::new(&address_of, &machine);
+    let joint = scatter::lower_together(&steps, &mut l).expect("they fit");
     let mut lower = |step: &BoundOperation<'_>| compute::lower(step, &mut l).expect("it has a form");
     let three: Vec<_> = steps.iter().flat_map(&mut lower).collect();
     // The store of values is preceded by a copy of their cache.
-    assert_eq!([one.len(), three.len()], [2, 4]);
+    assert_eq!([joint.len(), three.len()], [2, 4]);
     let Some(library) = EmulatedLibrary::build("scatter", &l.source.text(), l.source.names()) else { return };
     let words = |place: usize, n: usize| -> &mut [u16] {
-        let at = std::ptr::with_exposed_provenance_mut::<u16>(base as usize + place * VALUE_SPACING);
+        let address = std::ptr::with_exposed_provenance_mut::<u16>(base as usize + place * VALUE_SPACING);
         // SAFETY: that many elements exist there, and nothing else accesses them during this time.
-        unsafe { std::slice::from_raw_parts_mut(at, n) }
+        unsafe { std::slice::from_raw_parts_mut(address, n) }
     };
     let mut run = |commands: &[GpuCommand]| {
         let mut random = symmc_support::random::SplitMix(4);
@@ -96,18 +96,18 @@ fn one_kernel_stores_the_bits_of_three() {
                 // SAFETY: all addresses are within the memory; nothing else accesses it during this time.
                 GpuCommand::Kernel(kernel) => unsafe { library.run(kernel) },
                 &GpuCommand::Copy { to, from, bytes } => {
-                    let of = |at: DevicePtr| {
+                    let pointer = |at: DevicePtr| {
                         std::ptr::with_exposed_provenance_mut::<u8>(at.resolve(PortBases::NONE) as usize)
                     };
                     // SAFETY: as above.
-                    unsafe { std::ptr::copy(of(from), of(to), bytes) }
+                    unsafe { std::ptr::copy(pointer(from), pointer(to), bytes) }
                 }
                 other => panic!("expected a kernel or a copy, found {other:?}"),
             }
         }
         [(1, H), (5, 2), (6, H)].map(|(place, h)| words(place, h * POSITIONS * E).to_vec())
     };
-    let (together, alone) = (run(&one), run(&three));
+    let (together, alone) = (run(&joint), run(&three));
     assert!(together == alone);
     // The last one of several stores to one position wins.
     let stored = |found: &[u16], position: usize, j: usize| {

@@ -49,15 +49,15 @@ pub fn tensors(dir: &Path, name: &str, tensors: &[Named<'_>]) -> String {
     let mut header = serde_json::Map::new();
     let mut data: Vec<u8> = Vec::new();
     for (name, dtype, shape, bytes) in tensors {
-        let place = [data.len(), data.len() + bytes.len()];
-        let entry = serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": place });
+        let offsets = [data.len(), data.len() + bytes.len()];
+        let entry = serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": offsets });
         header.insert(name.to_string(), entry);
         data.extend_from_slice(bytes);
     }
     let mut header = serde_json::to_vec(&header).expect("a header");
     header.resize(header.len().next_multiple_of(8), b' ');
-    let whole = [&(header.len() as u64).to_le_bytes(), header.as_slice(), &data].concat();
-    write(dir, name, &whole)
+    let contents = [&(header.len() as u64).to_le_bytes(), header.as_slice(), &data].concat();
+    write(dir, name, &contents)
 }
 
 /// Writes a file; returns its path.

@@ -96,12 +96,12 @@ pub(super) fn sum(c: &mut OpCall<'_, '_>, op: BinaryOp) -> RuleResult {
         (z, c.full(Scalar::Int(0), c.dtype(z), c.shape(z))?)
     };
     let dtype = declared_component_type(c)?.dtype;
-    let other = complex_operand(c, "other")?;
+    let rhs = complex_operand(c, "other")?;
     if c.float_or("alpha", 1.0)? != 1.0 {
         return Err(RuleFailure::Opaque("an `alpha` other than 1 is not supported".into()));
     }
-    a = c.emit_binary(op, &CallOperand::Tensor(a), &other.real, dtype)?;
-    b = match other.imaginary {
+    a = c.emit_binary(op, &CallOperand::Tensor(a), &rhs.real, dtype)?;
+    b = match rhs.imaginary {
         Some(imaginary) => c.emit_binary(op, &CallOperand::Tensor(b), &imaginary, dtype)?,
         None => c.cast(b, dtype)?,
     };
@@ -151,12 +151,12 @@ fn quotient(
     let ae = c.binary(BinaryOp::Mul, a, e)?;
     let real = c.binary(BinaryOp::Add, ad, be)?;
     let imaginary = c.binary(BinaryOp::Sub, bd, ae)?;
-    let mut all = Vec::with_capacity(2);
-    for part in [real, imaginary] {
-        let part = c.binary(BinaryOp::Div, part, length)?;
-        all.push(c.cast(part, dtype)?);
+    let mut components = Vec::with_capacity(2);
+    for component in [real, imaginary] {
+        let component = c.binary(BinaryOp::Div, component, length)?;
+        components.push(c.cast(component, dtype)?);
     }
-    set_complex_result(c, all[0], all[1])
+    set_complex_result(c, components[0], components[1])
 }
 
 pub(super) fn reciprocal(c: &mut OpCall<'_, '_>) -> RuleResult {
@@ -164,9 +164,9 @@ pub(super) fn reciprocal(c: &mut OpCall<'_, '_>) -> RuleResult {
     let dtype = c.dtype(z);
     let z = c.cast(z, DType::F64)?;
     let divisor = split_components(c, z)?;
-    let one = c.full(Scalar::Int(1), DType::F64, vec![])?;
+    let unit = c.full(Scalar::Int(1), DType::F64, vec![])?;
     let zero = c.full(Scalar::Int(0), DType::F64, vec![])?;
-    quotient(c, (one, zero), divisor, dtype)
+    quotient(c, (unit, zero), divisor, dtype)
 }
 
 /// `|a + bi| = √(a² + b²)`.
@@ -220,14 +220,14 @@ pub(super) fn square(c: &mut OpCall<'_, '_>) -> RuleResult {
 /// A product of matrices or vectors.
 pub(super) fn product(c: &mut OpCall<'_, '_>, other: &str) -> RuleResult {
     let dtype = declared_component_type(c)?.dtype;
-    let mut both = Vec::with_capacity(2);
-    for (name, of) in [("self", c.first_tensor()?), (other, c.tensor(other)?)] {
+    let mut factors = Vec::with_capacity(2);
+    for (name, value) in [("self", c.first_tensor()?), (other, c.tensor(other)?)] {
         let complex = if name == "self" { is_first_complex(c) } else { is_complex(c, name) };
-        let x = c.cast(of, dtype)?;
-        both.push(if complex { split_components(c, x).map(|(a, b)| (a, Some(b)))? } else { (x, None) });
+        let x = c.cast(value, dtype)?;
+        factors.push(if complex { split_components(c, x).map(|(a, b)| (a, Some(b)))? } else { (x, None) });
     }
-    let (a, b) = both[0];
-    let (d, e) = both[1];
+    let (a, b) = factors[0];
+    let (d, e) = factors[1];
     let real = c.numpy_matmul(a, d)?;
     let imaginary = match (b, e) {
         (Some(b), Some(e)) => {

@@ -15,8 +15,8 @@ pub(super) fn complex_rank(c: &OpCall<'_, '_>, x: ValueId) -> usize {
 /// The real part (0) or the imaginary part (1).
 pub(super) fn component(c: &mut OpCall<'_, '_>, x: ValueId, which: i64) -> EmitResult {
     let axis = complex_rank(c, x);
-    let one = c.slice(x, axis, which.into(), 1.into(), 1)?;
-    c.drop_axis(one, axis)
+    let selected = c.slice(x, axis, which.into(), 1.into(), 1)?;
+    c.drop_axis(selected, axis)
 }
 
 pub(super) fn split_components(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<(ValueId, ValueId)> {
@@ -25,8 +25,8 @@ pub(super) fn split_components(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult
 
 pub(super) fn join_components(c: &mut OpCall<'_, '_>, real: ValueId, imaginary: ValueId) -> EmitResult {
     let axis = c.rank(real);
-    let parts = [c.unsqueeze(real, axis)?, c.unsqueeze(imaginary, axis)?];
-    c.concat(&parts, axis)
+    let components = [c.unsqueeze(real, axis)?, c.unsqueeze(imaginary, axis)?];
+    c.concat(&components, axis)
 }
 
 pub(super) fn set_complex_result(c: &mut OpCall<'_, '_>, real: ValueId, imaginary: ValueId) -> RuleResult {

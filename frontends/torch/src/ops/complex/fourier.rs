@@ -185,38 +185,38 @@ fn axes_and_lengths(c: &OpCall<'_, '_>) -> RuleResult<(Vec<usize>, Option<Vec<Di
     let op = c.node.target.split('.').rev().nth(1).unwrap_or("");
     let x = c.first_tensor()?;
     let rank = c.rank(x) - usize::from(is_first_complex(c));
-    let asked = match c.opt_dims("s")? {
+    let requested = match c.opt_dims("s")? {
         Some(s) => Some(s),
         None => c.opt_dim("n")?.map(|n| vec![n]),
     };
-    let last = |count: usize| (rank.saturating_sub(count)..rank).collect::<Vec<_>>();
-    let axes = match (c.get("dim").is_some(), &asked) {
+    let last_axes = |count: usize| (rank.saturating_sub(count)..rank).collect::<Vec<_>>();
+    let axes = match (c.get("dim").is_some(), &requested) {
         (true, _) => signal_axes(c)?,
-        (false, _) if op.ends_with("fft2") => last(2),
-        (false, None) if op.ends_with("fftn") => last(rank),
-        (false, Some(s)) if op.ends_with("fftn") => last(s.len()),
-        (false, _) => last(1),
+        (false, _) if op.ends_with("fft2") => last_axes(2),
+        (false, None) if op.ends_with("fftn") => last_axes(rank),
+        (false, Some(s)) if op.ends_with("fftn") => last_axes(s.len()),
+        (false, _) => last_axes(1),
     };
-    if axes.is_empty() || asked.as_ref().is_some_and(|s| s.len() != axes.len()) {
+    if axes.is_empty() || requested.as_ref().is_some_and(|s| s.len() != axes.len()) {
         return Err(RuleFailure::Invalid(format!(
-            "expected a length for each of the axes {axes:?}, found {asked:?}"
+            "expected a length for each of the axes {axes:?}, found {requested:?}"
         )));
     }
     // A length of -1 keeps the extent.
-    let asked = asked.map(|lengths| {
+    let requested = requested.map(|lengths| {
         let lengths = lengths.into_iter().zip(&axes);
         lengths.map(|(n, &axis)| if n.as_const() == Some(-1) { c.extent(x, axis) } else { n }).collect()
     });
-    Ok((axes, asked))
+    Ok((axes, requested))
 }
 
 /// A complex-to-complex transform of `torch.fft`.
 fn complex_fft(c: &mut OpCall<'_, '_>, forward: bool) -> RuleResult {
     let scale = norm_scale(c, forward)?;
-    let (axes, asked) = axes_and_lengths(c)?;
+    let (axes, lengths) = axes_and_lengths(c)?;
     let mut signal = FourierSignal::from_first_tensor(c)?;
     for (i, axis) in axes.into_iter().enumerate() {
-        if let Some(n) = asked.as_ref().and_then(|s| s.get(i)) {
+        if let Some(n) = lengths.as_ref().and_then(|s| s.get(i)) {
             signal.resize(c, axis, n)?;
         }
         signal.transform_axis(c, axis, forward, scale)?;
@@ -226,9 +226,9 @@ fn complex_fft(c: &mut OpCall<'_, '_>, forward: bool) -> RuleResult {
 
 fn real_fft(c: &mut OpCall<'_, '_>) -> RuleResult {
     let scale = norm_scale(c, true)?;
-    let (axes, asked) = axes_and_lengths(c)?;
+    let (axes, lengths) = axes_and_lengths(c)?;
     let mut signal = FourierSignal::from_first_tensor(c)?;
-    for (axis, n) in axes.iter().zip(asked.iter().flatten()) {
+    for (axis, n) in axes.iter().zip(lengths.iter().flatten()) {
         signal.resize(c, *axis, n)?;
     }
     transform_real(c, signal, &axes, scale, true)
@@ -236,13 +236,13 @@ fn real_fft(c: &mut OpCall<'_, '_>) -> RuleResult {
 
 fn inverse_real_fft(c: &mut OpCall<'_, '_>) -> RuleResult {
     let scale = norm_scale(c, false)?;
-    let (axes, asked) = axes_and_lengths(c)?;
+    let (axes, lengths) = axes_and_lengths(c)?;
     let mut signal = FourierSignal::from_first_tensor(c)?;
     let Some((&last, others)) = axes.split_last() else { return Ok(()) };
     let columns = c.extent(signal.real, last);
-    let n = asked.as_ref().and_then(|s| s.last().cloned());
+    let n = lengths.as_ref().and_then(|s| s.last().cloned());
     let n = n.unwrap_or_else(|| (columns - Dim::from(1)) * Dim::from(2));
-    for (axis, n) in others.iter().zip(asked.iter().flatten()) {
+    for (axis, n) in others.iter().zip(lengths.iter().flatten()) {
         signal.resize(c, *axis, n)?;
     }
     transform_to_real(c, signal, &axes, scale, &n)

@@ -125,8 +125,8 @@ pub(super) fn apply_per_component(c: &mut OpCall<'_, '_>, rule: OpRule) -> RuleR
     }
     let real = c.apply_to_components(real, rule)?;
     let imaginary = c.apply_to_components(imaginary, rule)?;
-    for (i, both) in real.into_iter().zip(imaginary).enumerate() {
-        if let (Some(a), Some(b)) = both {
+    for (i, pair) in real.into_iter().zip(imaginary).enumerate() {
+        if let (Some(a), Some(b)) = pair {
             let z = join_components(c, a, b)?;
             c.set_result(i, z);
             note_operand_aliases(c, z, &operands);

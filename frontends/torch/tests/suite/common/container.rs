@@ -26,8 +26,8 @@ pub struct StoredEntry {
 }
 
 pub fn packed(name: &str, data: &[u8], method: CompressionMethod) -> StoredEntry {
-    let one = super::zipped_as("", &[(name.to_string(), data.to_vec())], |_| method);
-    let mut zip = ZipArchive::new(Cursor::new(one)).expect("an archive");
+    let zipped = super::zipped_as("", &[(name.to_string(), data.to_vec())], |_| method);
+    let mut zip = ZipArchive::new(Cursor::new(zipped)).expect("an archive");
     let mut file = zip.by_index_raw(0).expect("an entry");
     let mut raw = Vec::new();
     file.read_to_end(&mut raw).expect("its bytes");

@@ -243,11 +243,11 @@ impl Fake {
         let outputs = if list {
             vec![json!({ "as_tensors": names })]
         } else {
-            let one = |r: &(&str, &str)| match r.0.strip_prefix('$') {
+            let result = |r: &(&str, &str)| match r.0.strip_prefix('$') {
                 Some(name) => json!({"as_sym_int": {"as_name": name}}),
                 None => json!({"as_tensor": {"name": r.0}}),
             };
-            results.iter().map(one).collect()
+            results.iter().map(result).collect()
         };
         let target =
             if target.contains("operator") { target.to_string() } else { format!("torch.ops.{target}") };

@@ -42,6 +42,6 @@ pub const HEAD: &str = "program \"p\" ranks 2\nsymbol t in 1..=5000\ngroup @w wo
 
 /// Compares two programs that both start with [`HEAD`].
 pub fn outcome(source: &str, planned: &str) -> (SourceStatus, SourceComparison) {
-    let found = compared(&format!("{HEAD}{source}"), &format!("{HEAD}{planned}"));
-    (found.buckets[0], found)
+    let comparison = compared(&format!("{HEAD}{source}"), &format!("{HEAD}{planned}"));
+    (comparison.buckets[0], comparison)
 }

@@ -14,25 +14,29 @@ fn state(skyline: &Skyline) -> State {
     let levels =
         sections.clone().map(|s| [skyline.height[s], skyline.remaining[s], skyline.resting[s]]).collect();
     // The offset of a placed block is not restored but computed again.
-    let left: Vec<usize> = skyline.unplaced_in(0, sections.end).collect();
-    let low = (0..skyline.low.len()).map(|b| if left.contains(&b) { skyline.low[b] } else { 0 }).collect();
+    let unplaced: Vec<usize> = skyline.unplaced_in(0, sections.end).collect();
+    let low =
+        (0..skyline.low.len()).map(|b| if unplaced.contains(&b) { skyline.low[b] } else { 0 }).collect();
     (levels, low, skyline.crossing.clone(), skyline.key(0, sections.end))
 }
 
 fn recount(skyline: &Skyline) -> Result<(), TestCaseError> {
     let problem = skyline.problem;
-    let all: Vec<usize> = skyline.unplaced_in(0, problem.sections).collect();
+    let unplaced: Vec<usize> = skyline.unplaced_in(0, problem.sections).collect();
     for s in 0..problem.sections {
-        let left: Vec<usize> =
-            all.iter().copied().filter(|&b| (problem.life[b].0..problem.life[b].1).contains(&s)).collect();
-        prop_assert_eq!(&skyline.unplaced_at(s).collect::<Vec<_>>(), &left, "section {}", s);
-        prop_assert!(left.iter().all(|&b| skyline.low[b] >= skyline.height[s]), "section {}", s);
-        prop_assert_eq!(skyline.remaining[s], left.iter().map(|&b| problem.size[b]).sum::<u32>());
-        let resting = left.iter().filter(|&&b| skyline.low[b] == skyline.height[s]).count();
+        let at_section: Vec<usize> = unplaced
+            .iter()
+            .copied()
+            .filter(|&b| (problem.life[b].0..problem.life[b].1).contains(&s))
+            .collect();
+        prop_assert_eq!(&skyline.unplaced_at(s).collect::<Vec<_>>(), &at_section, "section {}", s);
+        prop_assert!(at_section.iter().all(|&b| skyline.low[b] >= skyline.height[s]), "section {}", s);
+        prop_assert_eq!(skyline.remaining[s], at_section.iter().map(|&b| problem.size[b]).sum::<u32>());
+        let resting = at_section.iter().filter(|&&b| skyline.low[b] == skyline.height[s]).count();
         prop_assert_eq!(skyline.resting[s] as usize, resting, "section {}", s);
-        let tight = left.iter().any(|&b| skyline.low[b] + skyline.remaining[s] > skyline.capacity);
+        let tight = at_section.iter().any(|&b| skyline.low[b] + skyline.remaining[s] > skyline.capacity);
         prop_assert!(skyline.tight[s] > 0 || !tight, "section {}", s);
-        let crossing = left.iter().filter(|&&b| problem.life[b].0 < s).count();
+        let crossing = at_section.iter().filter(|&&b| problem.life[b].0 < s).count();
         prop_assert_eq!(skyline.crossing[s] as usize, crossing, "section {}", s);
     }
     Ok(())
@@ -40,8 +44,8 @@ fn recount(skyline: &Skyline) -> Result<(), TestCaseError> {
 
 /// The lowest section with remaining blocks.
 fn lowest(skyline: &Skyline) -> Option<usize> {
-    let left = (0..skyline.height.len()).filter(|&s| skyline.remaining[s] > 0);
-    left.min_by_key(|&s| skyline.height[s])
+    let open = (0..skyline.height.len()).filter(|&s| skyline.remaining[s] > 0);
+    open.min_by_key(|&s| skyline.height[s])
 }
 
 /// Places a block that rests on a section. If there is no block with this number, raises the section instead.

@@ -35,48 +35,49 @@ impl CollectiveRegions {
 
 /// The regions of an all-reduce of the operands of all ranks.
 pub(super) fn all_reduce_part(running: &RankCollective) -> Result<CollectiveRegions> {
-    let mut part = CollectiveRegions { count: running.bound.elements as u64, ..CollectiveRegions::default() };
+    let mut regions =
+        CollectiveRegions { count: running.bound.elements as u64, ..CollectiveRegions::default() };
     for p in 0..running.n {
-        part.from[p] = running.operand_of(p, running.bytes)?;
+        regions.from[p] = running.operand_of(p, running.bytes)?;
     }
-    part.to[0] = running.result;
-    Ok(part)
+    regions.to[0] = running.result;
+    Ok(regions)
 }
 
 /// The regions of a reduction of this rank's slice of all operands.
 pub(super) fn reduce_scatter_part(running: &RankCollective) -> Result<CollectiveRegions> {
     let piece = running.slice_bytes()?;
-    let mut part = CollectiveRegions {
+    let mut regions = CollectiveRegions {
         count: (running.bound.elements / running.n) as u64,
         ..CollectiveRegions::default()
     };
     for p in 0..running.n {
-        part.from[p] = running.operand_of(p, running.bytes)? + (running.me * piece) as Address;
+        regions.from[p] = running.operand_of(p, running.bytes)? + (running.me * piece) as Address;
     }
-    part.to[0] = running.result;
-    Ok(part)
+    regions.to[0] = running.result;
+    Ok(regions)
 }
 
 /// The regions that this rank loads from the operands of all ranks.
 pub(super) fn pull_part(running: &RankCollective) -> Result<CollectiveRegions> {
     let (piece, source) = message_slices(running)?;
-    let mut part = CollectiveRegions { count: piece as u64, ..CollectiveRegions::default() };
+    let mut regions = CollectiveRegions { count: piece as u64, ..CollectiveRegions::default() };
     for (i, p) in running.peers_then_self().enumerate() {
-        part.from[i] = running.operand_of(p, running.bytes)? + source(running.me);
-        part.to[i] = running.result + (p * piece) as Address;
+        regions.from[i] = running.operand_of(p, running.bytes)? + source(running.me);
+        regions.to[i] = running.result + (p * piece) as Address;
     }
-    Ok(part)
+    Ok(regions)
 }
 
 /// The regions that this rank stores to in the results of all ranks.
 pub(super) fn push_part(running: &RankCollective) -> Result<CollectiveRegions> {
     let (piece, source) = message_slices(running)?;
-    let mut part = CollectiveRegions { count: piece as u64, ..CollectiveRegions::default() };
+    let mut regions = CollectiveRegions { count: piece as u64, ..CollectiveRegions::default() };
     for (i, p) in running.peers_then_self().enumerate() {
-        part.from[i] = running.operand + source(p);
-        part.to[i] = running.result_of(p, running.n * piece)? + (running.me * piece) as Address;
+        regions.from[i] = running.operand + source(p);
+        regions.to[i] = running.result_of(p, running.n * piece)? + (running.me * piece) as Address;
     }
-    Ok(part)
+    Ok(regions)
 }
 
 pub(super) fn one_shot(
@@ -113,11 +114,11 @@ pub(super) fn reduce_scatter(
 }
 
 pub(super) fn pull(running: &RankCollective, exit: ExitBarrier) -> Result<KernelCall> {
-    let part = pull_part(running)?;
+    let regions = pull_part(running)?;
     Ok(movement_kernel(
         running,
-        part.params(running),
-        BarrierMovement { sends: SendPattern::OnePerPeer, exit, bytes: part.count as usize },
+        regions.params(running),
+        BarrierMovement { sends: SendPattern::OnePerPeer, exit, bytes: regions.count as usize },
     ))
 }
 
@@ -143,10 +144,10 @@ pub(super) fn pull_rows(running: &RankCollective, row: usize, exit: ExitBarrier)
 }
 
 pub(super) fn push(running: &RankCollective) -> Result<KernelCall> {
-    let part = push_part(running)?;
+    let regions = push_part(running)?;
     let sends = SendPattern::of_kind(&running.bound.kind);
-    let how = BarrierMovement { sends, exit: ExitBarrier::Kept, bytes: part.count as usize };
-    Ok(movement_kernel(running, part.params(running), how))
+    let how = BarrierMovement { sends, exit: ExitBarrier::Kept, bytes: regions.count as usize };
+    Ok(movement_kernel(running, regions.params(running), how))
 }
 
 pub(super) fn rendezvous(running: &RankCollective) -> KernelCall {
@@ -168,8 +169,8 @@ pub(super) fn push_copies(
     copies_after_rendezvous(
         running,
         |p| {
-            let to = running.result_of(p, running.n * piece)? + (running.me * piece) as Address;
-            Ok(GpuCommand::Copy { to, from: running.operand + from(p), bytes: piece })
+            let destination = running.result_of(p, running.n * piece)? + (running.me * piece) as Address;
+            Ok(GpuCommand::Copy { to: destination, from: running.operand + from(p), bytes: piece })
         },
         ExitBarrier::Kept,
         peers,
@@ -239,9 +240,9 @@ pub(super) fn put_kernel(running: &RankCollective) -> Result<KernelCall> {
     call.count = running.bytes as u64;
     let mut count = 0;
     for p in running.peers_then_self().filter(|&p| pairs.contains(&(me, p as u32))) {
-        let to = running.result_of(p, running.bytes)?;
-        if to != running.operand {
-            (call.out[count], call.receiver[count]) = (to, p as u32);
+        let result = running.result_of(p, running.bytes)?;
+        if result != running.operand {
+            (call.out[count], call.receiver[count]) = (result, p as u32);
             count += 1;
         }
     }
@@ -299,18 +300,18 @@ struct BarrierMovement {
 
 fn movement_kernel(running: &RankCollective, mut call: BarrierParams, how: BarrierMovement) -> KernelCall {
     let bytes = how.bytes;
-    let same = how.sends == SendPattern::SameToAll;
+    let same_to_all = how.sends == SendPattern::SameToAll;
     let exit = how.exit == ExitBarrier::Kept;
     let n = running.n;
     let unit = movement_unit(call.from[..n].iter().chain(&call.to[..n]).copied(), 0, bytes);
     call.count = bytes as u64;
     KernelCall {
         what: running.bound.kind.name().into(),
-        body: format!("move<{unit}, {n}, {same}, {exit}>"),
+        body: format!("move<{unit}, {n}, {same_to_all}, {exit}>"),
         params: ("BarrierParams", KernelParam::from_value(&call)),
         extra_param: None,
         most_threads: MAX_THREADS,
-        blocks: running.grid(|b| if same { &b.push } else { &b.pull }, running.units(bytes)),
+        blocks: running.grid(|b| if same_to_all { &b.push } else { &b.pull }, running.units(bytes)),
     }
 }
 

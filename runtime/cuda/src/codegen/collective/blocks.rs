@@ -41,13 +41,13 @@ impl GridLimits {
     /// Blocks, and threads per block, for this many units of work.
     pub fn grid(&self, units: usize) -> [u32; 2] {
         // Each rank of the cell needs a thread that waits for it.
-        let least = self.threads.clamp(MAX_RANKS as u32, MAX_THREADS);
-        let most = self.most_threads.clamp(least, MAX_THREADS);
+        let min_threads = self.threads.clamp(MAX_RANKS as u32, MAX_THREADS);
+        let max_threads = self.most_threads.clamp(min_threads, MAX_THREADS);
         let most_blocks = self.blocks.clamp(1, MAX_BLOCKS as u32);
         let units = u32::try_from(units).unwrap_or(u32::MAX);
-        let blocks = units.div_ceil(least).clamp(1, most_blocks);
-        let threads = units.div_ceil(blocks).min(most).next_multiple_of(least.min(32));
-        [blocks, threads.clamp(least, most)]
+        let blocks = units.div_ceil(min_threads).clamp(1, most_blocks);
+        let threads = units.div_ceil(blocks).min(max_threads).next_multiple_of(min_threads.min(32));
+        [blocks, threads.clamp(min_threads, max_threads)]
     }
 
     /// The grid for `rows` rows of `units` units of work each; `None` if a row is too large.
@@ -55,12 +55,13 @@ impl GridLimits {
         let rows = u32::try_from(rows).ok()?.max(1);
         let units = u32::try_from(units).ok()?;
         let most_blocks = self.blocks.clamp(1, MAX_BLOCKS as u32);
-        let most = self.most_threads.clamp(MAX_RANKS as u32, MAX_THREADS);
-        let least = self.threads.clamp(MAX_RANKS as u32, most);
-        let pieces = units.div_ceil(most).max(1);
-        let threads = units.div_ceil(pieces).next_multiple_of(least.min(32)).clamp(least, most);
-        let senders = (most_blocks.min(MAX_ROW_SENDERS) / rows).clamp(1, units.div_ceil(least).max(1));
-        let share = units.div_ceil(senders).max(1).next_multiple_of(least.min(32));
+        let max_threads = self.most_threads.clamp(MAX_RANKS as u32, MAX_THREADS);
+        let min_threads = self.threads.clamp(MAX_RANKS as u32, max_threads);
+        let pieces = units.div_ceil(max_threads).max(1);
+        let threads =
+            units.div_ceil(pieces).next_multiple_of(min_threads.min(32)).clamp(min_threads, max_threads);
+        let senders = (most_blocks.min(MAX_ROW_SENDERS) / rows).clamp(1, units.div_ceil(min_threads).max(1));
+        let share = units.div_ceil(senders).max(1).next_multiple_of(min_threads.min(32));
         let blocks = rows.saturating_mul(units.div_ceil(share).max(1)).min(most_blocks);
         (pieces <= MAX_UNITS_PER_THREAD).then_some(RowGrid { blocks: [blocks, threads], pieces, share })
     }

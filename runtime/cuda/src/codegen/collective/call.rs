@@ -91,11 +91,11 @@ impl<'a> RankCollective<'a> {
             return Err(self.unsupported("expected landing zones for ll, found none".into()));
         };
         let n = self.n as u64;
-        let most = self.peers.thresholds.ll_bytes;
+        let ll_bytes = self.peers.thresholds.ll_bytes;
         // LL128 lies after all of LL, so neither ever finds data of the other in place of a flag.
-        let before = if protocol == LlProtocol::Ll128 { ll_zone_bytes(most / n, n) as usize } else { 0 };
+        let before = if protocol == LlProtocol::Ll128 { ll_zone_bytes(ll_bytes / n, n) as usize } else { 0 };
         let slot = units * 16;
-        let room = landing_zone_bytes(message as u64, n, most) as usize;
+        let room = landing_zone_bytes(message as u64, n, ll_bytes) as usize;
         let used = before + slot * (self.n - 1) * rounds;
         if used > room {
             return Err(
@@ -215,9 +215,9 @@ impl<'a> RankCollective<'a> {
 
     /// The grid of a variant for this many units of work, with the number of blocks from the plan if it gives
     /// one.
-    pub fn grid(&self, of: impl FnOnce(&VariantGrids) -> &GridLimits, units: usize) -> [u32; 2] {
-        let known = of(&self.peers.blocks);
-        GridLimits { blocks: self.bound.blocks.unwrap_or(known.blocks), ..*known }.grid(units)
+    pub fn grid(&self, limits_of: impl FnOnce(&VariantGrids) -> &GridLimits, units: usize) -> [u32; 2] {
+        let limits = limits_of(&self.peers.blocks);
+        GridLimits { blocks: self.bound.blocks.unwrap_or(limits.blocks), ..*limits }.grid(units)
     }
 
     /// The error for an unsupported call.

@@ -189,10 +189,10 @@ const CODE_RECEIVED: u32 = 3;
 const CODE_ENTRY: u32 = 4;
 
 fn status_words(status: &PinnedBuffer) -> Option<&Status> {
-    let at = status.as_ptr().cast::<Status>();
+    let pointer = status.as_ptr().cast::<Status>();
     // SAFETY: the memory is large enough, was zeroed when it was allocated, and lives as long as the
     // reference. The words are atomic, and the device writes whole words.
-    (status.len() >= size_of::<Status>() && at.is_aligned()).then(|| unsafe { &*at })
+    (status.len() >= size_of::<Status>() && pointer.is_aligned()).then(|| unsafe { &*pointer })
 }
 
 /// Ends the waits of this rank's kernels. `status` begins with [`STATUS_BYTES`] bytes of status words.
@@ -229,7 +229,7 @@ fn read_entry(words: &Status) -> Option<InvalidRowEntry> {
 }
 
 fn read_unfit(words: &Status) -> Option<InvalidSplits> {
-    let way = match words.code.load(Ordering::Acquire) {
+    let direction = match words.code.load(Ordering::Acquire) {
         CODE_SENT => SplitDirection::Sent,
         CODE_RECEIVED => SplitDirection::Received,
         _ => return None,
@@ -239,7 +239,7 @@ fn read_unfit(words: &Status) -> Option<InvalidSplits> {
         program,
         step,
         rank: words.peer.load(Ordering::Relaxed),
-        direction: way,
+        direction,
         sizes: std::array::from_fn(|i| words.sizes[i].load(Ordering::Relaxed).cast_signed()),
     })
 }

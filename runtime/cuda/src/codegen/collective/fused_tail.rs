@@ -55,8 +55,8 @@ pub fn lower(
     l: &mut KernelLowering<'_>,
 ) -> Result<Option<Vec<GpuCommand>>> {
     let LoweringContext { addresses, peers, .. } = *setting;
-    let parts: SmallVec<[&StepWork; 3]> = members.iter().map(|m| &m.work).collect();
-    let (reduce, add, norm) = match parts[..] {
+    let member_work: SmallVec<[&StepWork; 3]> = members.iter().map(|m| &m.work).collect();
+    let (reduce, add, norm) = match member_work[..] {
         [reduce, add] => (reduce, add, None),
         [reduce, add, norm] => (reduce, add, Some(norm)),
         _ => return Ok(None),
@@ -73,17 +73,17 @@ pub fn lower(
         Some(work) => (vec![work], if values.norm.is_some() { 3 } else { 2 }),
         // This form loads from its peers.
         None if call.variant == CollectiveVariant::TwoShot && call.result.space != MemorySpace::Inner => {
-            let Some(alone) =
+            let Some(commands) =
                 super::lower(step, call, &addresses.collective_pointers(call), peers, &mut l.source)?
             else {
                 return Ok(None);
             };
-            (alone, 1)
+            (commands, 1)
         }
         None => return Ok(None),
     };
-    for part in &parts[done..] {
-        let StepWork::Kernel { op, operands, results } = part else { return Ok(None) };
+    for work in &member_work[done..] {
+        let StepWork::Kernel { op, operands, results } = work else { return Ok(None) };
         let step = BoundOperation { index: step, op, operands, results };
         works.extend(compute::lower(&step, l)?);
     }
@@ -104,11 +104,11 @@ fn lower_values(
         let ends = [&call.operand, &call.result].map(|r| addresses.region(r));
         return lower_addition(step, call, ends, &addition, peers, source);
     }
-    let last = sum.shape.last().copied().unwrap_or(1);
+    let row_elements = sum.shape.last().copied().unwrap_or(1);
     let hidden = match &norm {
         Some(rows) => rows.hidden,
         None if call.elements.is_multiple_of(ROW_ELEMENTS) => ROW_ELEMENTS,
-        None => last,
+        None => row_elements,
     };
     let fused = AllReduceNorm {
         operand: addresses.region(&call.operand),
@@ -154,9 +154,9 @@ fn match_tail<'a>(
 
 /// Whether a value is the result of an all-reduce, with its elements in the same order.
 fn is_result(call: &ResolvedCollective, value: &LocatedTensor) -> bool {
-    let at = &call.result;
-    (at.space, at.offset, value.by_rank) == (value.space, value.offset, 0)
-        && at.by_rank.is_none()
+    let result = &call.result;
+    (result.space, result.offset, value.by_rank) == (value.space, value.offset, 0)
+        && result.by_rank.is_none()
         && value.dtype == call.dtype
         && value.shape.iter().product::<usize>() == call.elements
         && is_contiguous(value)
@@ -276,12 +276,12 @@ mod tests {
     #[test]
     fn a_reduction_its_residual_and_norm_are_one() {
         let mut members = layer();
-        let whole = lowered(&members, 0).expect("a kernel");
+        let fused = lowered(&members, 0).expect("a kernel");
         // In place, with each element at its own address, gives the same kernel.
         values_in(&mut members[1]).for_each(|v| v.offset = v.offset.min(2 * VALUE_BYTES));
-        assert_eq!(lowered(&members, 0).expect("a kernel").1, whole.1);
+        assert_eq!(lowered(&members, 0).expect("a kernel").1, fused.1);
         members.pop();
-        assert!(lowered(&members, 0).is_some_and(|alone| alone.0 != whole.0));
+        assert!(lowered(&members, 0).is_some_and(|alone| alone.0 != fused.0));
         // A value that only the dispatch reads is not stored.
         call_in(&mut members).result.space = MemorySpace::Inner;
         values_in(&mut members[1])
@@ -331,10 +331,10 @@ mod tests {
             value.strides = if is_weight { [1].into() } else { [hidden as isize, 1].into() };
             value.offset = value.offset / VALUE_BYTES * zone;
         }
-        let all: Vec<usize> =
+        let counts: Vec<usize> =
             (0..ranks).map(|rank| lowered(&members, rank).expect("kernels").0.len()).collect();
-        assert!(all.iter().all(|n| *n == all[0]), "{ranks} ranks, {rows} x {hidden}: {all:?}");
-        all[0]
+        assert!(counts.iter().all(|n| *n == counts[0]), "{ranks} ranks, {rows} x {hidden}: {counts:?}");
+        counts[0]
     }
 
     /// A two-shot reduction of `rows` rows of 4096 elements on two ranks, and its residual.

@@ -122,7 +122,7 @@ impl SendPattern {
 /// The bytes that each rank receives from each, and a function from a receiver's index to its offset in the
 /// sender's operand.
 pub(super) fn message_slices(running: &RankCollective) -> Result<(usize, impl Fn(usize) -> Address + use<>)> {
-    let whole = SendPattern::of_kind(&running.bound.kind) == SendPattern::SameToAll;
-    let piece = if whole { running.bytes } else { running.slice_bytes()? };
-    Ok((piece, move |receiver| if whole { 0 } else { (receiver * piece) as Address }))
+    let sends_all = SendPattern::of_kind(&running.bound.kind) == SendPattern::SameToAll;
+    let piece = if sends_all { running.bytes } else { running.slice_bytes()? };
+    Ok((piece, move |receiver| if sends_all { 0 } else { (receiver * piece) as Address }))
 }

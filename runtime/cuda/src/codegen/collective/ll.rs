@@ -82,8 +82,8 @@ fn one_round_body(
     sends: SendPattern,
     vector: bool,
 ) -> String {
-    let same = sends == SendPattern::SameToAll;
-    format!("ll_reduce<{}, {element}, {operation}, {n}, {same}, {vector}>", protocol.name())
+    let same_to_all = sends == SendPattern::SameToAll;
+    format!("ll_reduce<{}, {element}, {operation}, {n}, {same_to_all}, {vector}>", protocol.name())
 }
 
 /// A reduce-scatter: each rank sends every other rank the slice that the receiver reduces.
@@ -125,8 +125,8 @@ fn all_vectors(from: &[DevicePtr], out: &[DevicePtr]) -> bool {
 
 pub(super) fn movement(running: &RankCollective) -> Result<KernelCall> {
     let pieces = LandingSend::from_call(running)?;
-    let apart = pieces.piece;
-    build_movement(running, pieces, apart, false)
+    let stride = pieces.piece;
+    build_movement(running, pieces, stride, false)
 }
 
 /// An all-gather of rows of `row` bytes, a multiple of 8, that interleaves the rows of all ranks.
@@ -136,22 +136,22 @@ pub(super) fn gather_rows(running: &RankCollective, row: usize) -> Result<Kernel
     build_movement(running, pieces, row, true)
 }
 
-/// Moves messages to places that are `apart` bytes from each other, optionally in rows.
+/// Moves messages to places that are `stride` bytes from each other, optionally in rows.
 fn build_movement(
     running: &RankCollective,
     pieces: LandingSend,
-    apart: usize,
+    stride: usize,
     rows: bool,
 ) -> Result<KernelCall> {
     let n = running.n;
     let LandingSend { mut call, protocol, blocks, .. } = pieces;
     for (i, out) in call.out[..n].iter_mut().enumerate() {
-        *out = running.result + (i * apart) as Address;
+        *out = running.result + (i * stride) as Address;
     }
     let vector = all_vectors(&call.from[..n], &call.out[..n]);
     let element = element(running.bound.dtype);
-    let same = SendPattern::of_kind(&running.bound.kind) == SendPattern::SameToAll;
-    let body = format!("ll_move<{}, {element}, {n}, {same}, {vector}, {rows}>", protocol.name());
+    let same_to_all = SendPattern::of_kind(&running.bound.kind) == SendPattern::SameToAll;
+    let body = format!("ll_move<{}, {element}, {n}, {same_to_all}, {vector}, {rows}>", protocol.name());
     Ok(landing_kernel(format!("ll_{}", Kind::name(&running.bound.kind)), body, call, blocks))
 }
 

@@ -44,23 +44,23 @@ pub fn lower_several(
     let Some(calls) = members.iter().map(collective_of).collect::<Option<Vec<&ResolvedCollective>>>() else {
         return Ok(None);
     };
-    let mut all: Vec<RankCollective<'_>> = Vec::with_capacity(calls.len());
+    let mut collectives: Vec<RankCollective<'_>> = Vec::with_capacity(calls.len());
     for call in calls {
         let ends = addresses.collective_pointers(call);
-        all.push(RankCollective::new(step, call, [ends.operand, ends.result], peers)?);
+        collectives.push(RankCollective::new(step, call, [ends.operand, ends.result], peers)?);
     }
-    let Some(first) = all.first() else { return Ok(None) };
-    let all_share_barriers = all.iter().all(|r| {
+    let Some(first) = collectives.first() else { return Ok(None) };
+    let all_share_barriers = collectives.iter().all(|r| {
         (r.bound.variant, r.bound.group, r.bound.exit)
             == (first.bound.variant, first.bound.group, first.bound.exit)
     });
-    if all.len() > MAX_TURNS || !all_share_barriers {
+    if collectives.len() > MAX_TURNS || !all_share_barriers {
         return Ok(None);
     }
-    let parts = all.iter().map(barrier_work).collect::<Result<Option<Vec<BarrierWork>>>>()?;
-    Ok(parts.map(|parts| match first.n {
-        1 => all.iter().flat_map(lower_single_rank).collect(),
-        _ => vec![GpuCommand::Kernel(prepared(first, parts).launch(peers, source))],
+    let work = collectives.iter().map(barrier_work).collect::<Result<Option<Vec<BarrierWork>>>>()?;
+    Ok(work.map(|work| match first.n {
+        1 => collectives.iter().flat_map(lower_single_rank).collect(),
+        _ => vec![GpuCommand::Kernel(prepared(first, work).launch(peers, source))],
     }))
 }
 
@@ -75,12 +75,12 @@ fn barrier_work(running: &RankCollective<'_>) -> Result<Option<BarrierWork>> {
     let n = running.n;
     Ok(Some(match (running.bound.variant, &running.bound.kind) {
         (CollectiveVariant::OneShot, Kind::AllReduce(op)) => {
-            let part = all_reduce_part(running)?;
-            reduction_work(running, *op, part, part.is_vector(n, 1))
+            let regions = all_reduce_part(running)?;
+            reduction_work(running, *op, regions, regions.is_vector(n, 1))
         }
         (CollectiveVariant::Pull, Kind::ReduceScatter(op)) => {
-            let part = reduce_scatter_part(running)?;
-            reduction_work(running, *op, part, part.is_vector(n, 1))
+            let regions = reduce_scatter_part(running)?;
+            reduction_work(running, *op, regions, regions.is_vector(n, 1))
         }
         (CollectiveVariant::Pull, Kind::AllGather | Kind::AllToAll(_)) => {
             movement_work(running, pull_part(running)?, SendPattern::OnePerPeer)
@@ -105,32 +105,36 @@ fn reduction_work(
     BarrierWork { template, part, units: running.units(bytes) }
 }
 
-fn movement_work(running: &RankCollective<'_>, part: CollectiveRegions, sends: SendPattern) -> BarrierWork {
+fn movement_work(
+    running: &RankCollective<'_>,
+    regions: CollectiveRegions,
+    sends: SendPattern,
+) -> BarrierWork {
     let n = running.n;
-    let unit = movement_unit(part.addresses(n, n), 0, part.count as usize);
-    let same = sends == SendPattern::SameToAll;
-    let units = running.units(part.count as usize);
-    BarrierWork { template: format!("Moves<{unit}, {n}, {same}"), part, units }
+    let unit = movement_unit(regions.addresses(n, n), 0, regions.count as usize);
+    let same_to_all = sends == SendPattern::SameToAll;
+    let units = running.units(regions.count as usize);
+    BarrierWork { template: format!("Moves<{unit}, {n}, {same_to_all}"), part: regions, units }
 }
 
 /// The kernel of all parts. Parts with the same template share a loop.
-fn prepared(first: &RankCollective<'_>, mut parts: Vec<BarrierWork>) -> KernelCall {
-    parts.sort_by(|a, b| a.template.cmp(&b.template));
-    let units = parts.iter().map(|p| p.units).fold(0, usize::saturating_add);
+fn prepared(first: &RankCollective<'_>, mut work: Vec<BarrierWork>) -> KernelCall {
+    work.sort_by(|a, b| a.template.cmp(&b.template));
+    let units = work.iter().map(|p| p.units).fold(0, usize::saturating_add);
     let blocks = first.grid(|counts| grids(counts, first.bound.variant), units);
     let threads = u64::from(blocks[0]) * u64::from(blocks[1]);
     let mut turns = Turns { of: [Turn::default(); MAX_TURNS] };
     let mut begun = 0u64;
-    for (turn, between) in turns.of.iter_mut().zip(&parts) {
+    for (turn, between) in turns.of.iter_mut().zip(&work) {
         *turn = Turn { part: between.part, start: begun % threads };
         begun = begun.wrapping_add(between.units as u64);
     }
     let mut templates = String::new();
-    let mut at = 0;
-    for group in parts.chunk_by(|a, b| a.template == b.template) {
-        let end = at + group.len();
-        templates.push_str(&format!(", {}, {at}, {end}>", group[0].template));
-        at = end;
+    let mut start = 0;
+    for group in work.chunk_by(|a, b| a.template == b.template) {
+        let end = start + group.len();
+        templates.push_str(&format!(", {}, {start}, {end}>", group[0].template));
+        start = end;
     }
     let exit = first.bound.exit.unwrap_or(ExitBarrier::Kept) == ExitBarrier::Kept;
     KernelCall {

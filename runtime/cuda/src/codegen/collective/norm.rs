@@ -49,8 +49,8 @@ impl AllReduceNorm {
     /// Whether a result shares memory with the operand of `bytes` bytes. The answer may differ between ranks.
     fn is_in_place(&self, bytes: usize) -> bool {
         let results = [self.reduced, Some(self.added), self.normed];
-        results.into_iter().flatten().any(|at| {
-            at.distance_from(self.operand).is_some_and(|distance| distance.unsigned_abs() < bytes as u64)
+        results.into_iter().flatten().any(|address| {
+            address.distance_from(self.operand).is_some_and(|distance| distance.unsigned_abs() < bytes as u64)
         })
     }
 
@@ -81,8 +81,8 @@ pub fn lower_norm(
     let (CollectiveVariant::Ll, Kind::AllReduce(op)) = (call.variant, &call.kind) else { return Ok(None) };
     let row = norm.hidden * call.dtype.size();
     let optional = [norm.weight, norm.reduced, norm.normed].into_iter().flatten();
-    let all = [norm.operand, norm.residual, norm.added].into_iter().chain(optional);
-    let vector = all_multiples_of(all, 8);
+    let addresses = [norm.operand, norm.residual, norm.added].into_iter().chain(optional);
+    let vector = all_multiples_of(addresses, 8);
     let fits = matches!(call.dtype, DType::F32 | DType::F16 | DType::BF16)
         && call.cell.len() > 1
         && call.elements > 0

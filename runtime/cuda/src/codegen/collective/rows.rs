@@ -26,9 +26,9 @@ pub fn lower(
     l: &mut KernelLowering<'_>,
 ) -> Result<Option<Vec<GpuCommand>>> {
     let LoweringContext { addresses, peers, .. } = *setting;
-    let parts: SmallVec<[&StepWork; 2]> = members.iter().map(|m| &m.work).collect();
+    let member_work: SmallVec<[&StepWork; 2]> = members.iter().map(|m| &m.work).collect();
     let [StepWork::Collective(call), StepWork::Kernel { op: Op::Reshape | Op::Copy, operands, results }] =
-        parts[..]
+        member_work[..]
     else {
         return Ok(None);
     };
@@ -56,12 +56,12 @@ pub fn lower(
 /// interleaved.
 fn gathered_row_elements(call: &ResolvedCollective, view: &LocatedTensor) -> Option<usize> {
     let ranks = call.cell.len();
-    let all = call.elements.checked_mul(ranks)?;
+    let total = call.elements.checked_mul(ranks)?;
     let is_result = (view.space, view.offset, view.by_rank) == (call.result.space, call.result.offset, 0);
-    if !is_result || view.shape.iter().product::<usize>() != all {
+    if !is_result || view.shape.iter().product::<usize>() != total {
         return None;
     }
-    if all == 0 {
+    if total == 0 {
         return Some(call.elements);
     }
     // Adjacent axes that are dense count as one axis: its extent, and the stride of the innermost.

@@ -64,11 +64,11 @@ pub(super) fn exchange(running: &RankCollective, sizes: Option<SplitPointers>) -
 /// layout in staging. It depends only on offsets, which are equal on all ranks; base addresses are multiples
 /// of 16.
 pub(super) fn unit(bound: &ResolvedCollective, row: usize) -> &'static str {
-    let mut all = row;
+    let mut alignment_bits = row;
     for &rank in &bound.cell {
-        all |= bound.operand.offset_on_rank(rank) | bound.result.offset_on_rank(rank);
+        alignment_bits |= bound.operand.offset_on_rank(rank) | bound.result.offset_on_rank(rank);
     }
-    match all {
+    match alignment_bits {
         a if a.is_multiple_of(16) => "Wide",
         a if a.is_multiple_of(8) => "u64",
         a if a.is_multiple_of(4) => "u32",

@@ -69,15 +69,15 @@ impl DeviceAssertions {
         // The number of the assertion is the low half of its word, a detail the high half.
         let [number, detail] = [status[1] as u32, (status[1] >> 32) as u32].map(|half| half as usize);
         let assertion = self.assertions.get(number.checked_sub(1)?)?;
-        let found = status[0] as i64;
+        let value = status[0] as i64;
         let error = match assertion.fault {
             AssertedFault::Index(IndexedAxis { axis, extent }) => {
-                KernelError::Index { index: found, axis, extent }
+                KernelError::Index { index: value, axis, extent }
             }
-            AssertedFault::GroupEnd { rows } => KernelError::GroupEnd { end: found, rows },
+            AssertedFault::GroupEnd { rows } => KernelError::GroupEnd { end: value, rows },
             AssertedFault::Divisor => KernelError::ZeroDivisor,
             AssertedFault::ExpertId { experts, ref cell } => {
-                KernelError::ExpertId { rank: cell.get(detail).copied(), id: found, experts }
+                KernelError::ExpertId { rank: cell.get(detail).copied(), id: value, experts }
             }
             AssertedFault::Capacity { capacity } => {
                 let [rank, rows] = reported_rows(status[0]);

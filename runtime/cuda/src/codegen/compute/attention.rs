@@ -119,11 +119,11 @@ pub(super) fn extents(
     let v = &x.v.shape;
     let r = q.len();
     let shape_error = || {
-        let found = (q.clone(), k.clone(), v.clone(), result.shape.clone());
+        let shapes = (q.clone(), k.clone(), v.clone(), result.shape.clone());
         mismatch_error(
             "attention",
             "q [.., h, l, e], k [.., g, s, e], v [.., g, s, f] for [.., h, l, f]",
-            found,
+            shapes,
         )
     };
     if r < 3 || k.len() != r || v.len() != r || result.shape.len() != r {
@@ -154,8 +154,8 @@ pub(super) fn extents(
 fn algorithm(x: &AttentionSizes, dtype: DType, k: &HeadRows, v: &HeadRows) -> AttentionAlgorithm {
     let rows = x.group * x.queries;
     let short = [x.e, x.f].into_iter().all(|n| n.is_multiple_of(16) && (16..=128).contains(&n));
-    let whole = width(k, x.e, dtype) == 8 && width(v, x.f, dtype) == 8;
-    let half = matches!(dtype, DType::BF16 | DType::F16) && whole;
+    let wide = width(k, x.e, dtype) == 8 && width(v, x.f, dtype) == 8;
+    let half = matches!(dtype, DType::BF16 | DType::F16) && wide;
     // These kernels use 32-bit positions.
     let small = rows.max(x.keys) < 1 << 30;
     if half && rows >= MANY_ROWS && short && small {
@@ -204,15 +204,15 @@ fn split(x: &AttentionSizes, algorithm: AttentionAlgorithm, multiprocessors: usi
 
 /// The smallest number of splits that gives every multiprocessor about equally many blocks, and at least two.
 /// These saturate the memory bandwidth. If there is no such number, the largest allowed one.
-fn decode_splits(blocks: usize, most: usize, multiprocessors: usize) -> usize {
-    for splits in 1..most {
-        let all = blocks * splits;
-        let waves = all.div_ceil(multiprocessors);
-        if waves >= 2 && 10 * all >= 9 * waves * multiprocessors {
+fn decode_splits(blocks: usize, max_splits: usize, multiprocessors: usize) -> usize {
+    for splits in 1..max_splits {
+        let total_blocks = blocks * splits;
+        let waves = total_blocks.div_ceil(multiprocessors);
+        if waves >= 2 && 10 * total_blocks >= 9 * waves * multiprocessors {
             return splits;
         }
     }
-    most
+    max_splits
 }
 
 pub(super) fn accumulator_bytes(dtype: DType) -> usize {
@@ -372,19 +372,22 @@ impl AttentionLowering<'_> {
         kernels_only: &[KernelLaunch],
         l: &mut KernelLowering<'_>,
     ) -> Result<Option<AttentionCandidates>> {
-        let (by_data, rest): (Vec<_>, Vec<_>) = limits.iter().copied().partition(|(bound, _)| bound.operand);
-        let Some((band, keys)) = bounds::band(&rest, self.x.queries, self.x.keys) else { return Ok(None) };
+        let (by_data, band_limits): (Vec<_>, Vec<_>) =
+            limits.iter().copied().partition(|(bound, _)| bound.operand);
+        let Some((band, keys)) = bounds::band(&band_limits, self.x.queries, self.x.keys) else {
+            return Ok(None);
+        };
         let form = AttentionForm { scale: scores.scale.0, cap: scores.cap.map(|c| c.0), band, keys };
-        let made = mask_bias::bias_layout(o, scores.bounds, self.x.keys).and_then(|n| {
-            let (at, before) = mask_bias::place_bias(&n, &l.machine)?;
-            Some((n, at, before))
+        let placed_bias = mask_bias::bias_layout(o, scores.bounds, self.x.keys).and_then(|n| {
+            let (address, before) = mask_bias::place_bias(&n, &l.machine)?;
+            Some((n, address, before))
         });
         let wanted = mask_bias::needs_bias(o, scores.bounds);
-        let (mask, room) = match (wanted, &made) {
+        let (mask, room) = match (wanted, &placed_bias) {
             (false, _) => {
                 (o.mask.map(|mask| PlacedMask { at: l.address_of(mask), mask }), l.machine.workspace_bytes)
             }
-            (true, Some((mask, at, before))) => (Some(PlacedMask { at: *at, mask }), *before),
+            (true, Some((mask, address, before))) => (Some(PlacedMask { at: *address, mask }), *before),
             (true, None) => return Ok(None),
         };
         let tensors =
@@ -434,7 +437,7 @@ impl AttentionLowering<'_> {
         addresses: [DevicePtr; 2],
         l: &mut KernelLowering<'_>,
     ) -> KernelLaunch {
-        let (parameters, given) = extra_pointers(self.operands.len());
+        let (parameters, elements) = extra_pointers(self.operands.len());
         let (call, blocks) = if splits <= FEW_SPLITS {
             (
                 format!("combine_few<sc::@_L, {splits}, {COMBINING_WARPS}>(partial, r, given, {rows})"),
@@ -445,7 +448,7 @@ impl AttentionLowering<'_> {
         };
         let text = format!(
             "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *partial, void *r{parameters}) {{\n    \
-             symmc_enter();\n    const void *const given[] = {{{given}}};\n    sc::{call};\n}}\n"
+             symmc_enter();\n    const void *const given[] = {{{elements}}};\n    sc::{call};\n}}\n"
         );
         let entry = l.source.function("attention_combine", text);
         let params = addresses.into_iter().chain(self.operands.iter().map(|p| p.at.at));
@@ -537,9 +540,9 @@ impl AttentionLowering<'_> {
                 format!("attend_tensor<sc::@_L, {times}, {splits}, {step}, {mask}>")
             }
         };
-        let (parameters, given) = extra_pointers(self.operands.len());
+        let (parameters, elements) = extra_pointers(self.operands.len());
         let text = format!(
-            "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *q, const void *k, const void *v, const void *m, void *r, void *partial{parameters}) {{\n    {enter}const void *const given[] = {{{given}}};\n    sc::{call}(q, k, v, m, r, partial, given);\n}}\n"
+            "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *q, const void *k, const void *v, const void *m, void *r, void *partial{parameters}) {{\n    {enter}const void *const given[] = {{{elements}}};\n    sc::{call}(q, k, v, m, r, partial, given);\n}}\n"
         );
         l.source.function(if step == 0 { "attention" } else { "attention_amend" }, text)
     }
@@ -549,8 +552,8 @@ impl AttentionLowering<'_> {
 pub(super) fn extra_pointers(n: usize) -> (String, String) {
     let names: Vec<String> = (0..n).map(|i| format!("b{i}")).collect();
     let parameters: String = names.iter().map(|b| format!(", const void *{b}")).collect();
-    let given = if n == 0 { "0".into() } else { names.join(", ") };
-    (parameters, given)
+    let elements = if n == 0 { "0".into() } else { names.join(", ") };
+    (parameters, elements)
 }
 
 /// An operand that broadcasts to rows of all query heads with this many columns.
@@ -603,9 +606,9 @@ pub(super) fn bound_operands(
         if !matches!(v.dtype, DType::I32 | DType::I64) {
             return Err(mismatch_error("an operand of the bounds of attention", "i32 or i64", v.dtype));
         }
-        let at =
+        let rows =
             broadcast_rows(v, &with_columns(result, 1), x.group, "an operand of the bounds of attention", l)?;
-        positions.push(BoundPosition { at, dtype: v.dtype });
+        positions.push(BoundPosition { at: rows, dtype: v.dtype });
     }
     Ok(positions)
 }
@@ -620,8 +623,8 @@ fn sink(
     if !v.dtype.is_float() {
         return Err(mismatch_error("the sink of attention", "a float", v.dtype));
     }
-    let at = broadcast_rows(v, &with_columns(result, 1), x.group, "the sink of attention", l)?;
-    Ok(BoundPosition { at, dtype: v.dtype })
+    let rows = broadcast_rows(v, &with_columns(result, 1), x.group, "the sink of attention", l)?;
+    Ok(BoundPosition { at: rows, dtype: v.dtype })
 }
 
 /// The destination of the log-sum-exp of each row.

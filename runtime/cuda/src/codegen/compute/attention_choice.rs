@@ -68,49 +68,49 @@ fn prepare_chosen(
 /// attentions that kernels compute. Without earlier choices, all ranks call this with attentions of the same
 /// shapes.
 pub(crate) fn choose_attentions(
-    settled: Option<&AttentionChoices>,
+    choices: Option<&AttentionChoices>,
     search: Option<&GemmSearch<'_>>,
     device: &Arc<Device>,
     machine: &KernelTarget,
-    all: &[&AttentionCandidates],
+    candidates: &[&AttentionCandidates],
     launch: Launch<'_>,
 ) -> Result<(Vec<Option<PreparedAttention>>, AttentionChoices)> {
-    if let Some(settled) = settled.filter(|settled| settled.chosen.len() == all.len()) {
-        return prepare_chosen(settled, machine, all);
+    if let Some(choices) = choices.filter(|choices| choices.chosen.len() == candidates.len()) {
+        return prepare_chosen(choices, machine, candidates);
     }
-    let Some(search) = search else { return Ok(kernels_only(all)) };
-    if !do_all_ranks_measure(search.exchange, search.products, all.len())? {
-        return Ok(kernels_only(all));
+    let Some(search) = search else { return Ok(kernels_only(candidates)) };
+    if !do_all_ranks_measure(search.exchange, search.products, candidates.len())? {
+        return Ok(kernels_only(candidates));
     }
     // A rank without the library prepares nothing below, which informs the others.
     let planner = AttentionPlanner::new(device).ok().map(Arc::new);
     let prepare = |x: &AttentionCandidates| match &planner {
         // The trial run below writes the result.
-        Some(planner) if x.attention.results().into_iter().all(|at| search.may_write(at)) => {
+        Some(planner) if x.attention.results().into_iter().all(|address| search.may_write(address)) => {
             planner.prepare(&x.attention, machine.workspace, x.library_workspace_bytes)
         }
         _ => Ok(None),
     };
-    let chosen = choose_on_rank_0(search.exchange, all, |similar| {
+    let chosen = choose_on_rank_0(search.exchange, candidates, |similar| {
         let Some(planner) = &planner else { return Ok(false) };
         let until = Instant::now() + SEARCH_TIMEOUT.min(search.limit / 4);
         let [major, minor] = cuda_version()?;
         let shape = format!("{}, {} multiprocessors", similar[0].key(), machine.multiprocessors);
         let versions = format!("{major}.{minor} {}", planner.version());
         let name = entry_name(&["attention 5", search.device.name(), &versions, &shape], "algorithm");
-        if let Some([kept @ (0 | 1)]) = FileCache::for_user().read(&name).as_deref() {
-            return Ok(*kept == 1);
+        if let Some([cached @ (0 | 1)]) = FileCache::for_user().read(&name).as_deref() {
+            return Ok(*cached == 1);
         }
-        let found = measure(search, similar, &prepare, launch)?;
+        let uses_library = measure(search, similar, &prepare, launch)?;
         // A measurement that took too long may have been disturbed.
         if Instant::now() <= until {
-            FileCache::for_user().write(&name, &[u8::from(found)]);
+            FileCache::for_user().write(&name, &[u8::from(uses_library)]);
         }
-        Ok(found)
+        Ok(uses_library)
     })?;
     let mut warm = IndexSet::new();
-    let mut ready = Vec::with_capacity(all.len());
-    for (x, chosen) in all.iter().zip(chosen) {
+    let mut ready = Vec::with_capacity(candidates.len());
+    for (x, chosen) in candidates.iter().zip(chosen) {
         let prepared = if chosen { prepare(x).ok().flatten() } else { None };
         ready.push(prepared.filter(|p| !warm.insert(x.key()) || run_once(p, search).is_ok()));
     }
@@ -155,12 +155,12 @@ fn keep_if_prepared_everywhere<T>(
     prepared: Vec<Option<T>>,
 ) -> Result<Vec<Option<T>>> {
     let mine: Vec<u8> = prepared.iter().map(|p| u8::from(p.is_some())).collect();
-    let all = exchange.all_gather(&mine)?;
-    let kept = prepared
+    let flags_by_rank = exchange.all_gather(&mine)?;
+    let on_all_ranks = prepared
         .into_iter()
         .enumerate()
-        .map(|(i, p)| p.filter(|_| all.iter().all(|rank| rank.get(i) == Some(&1))));
-    Ok(kept.collect())
+        .map(|(i, p)| p.filter(|_| flags_by_rank.iter().all(|rank| rank.get(i) == Some(&1))));
+    Ok(on_all_ranks.collect())
 }
 
 /// The operands that are filled before attentions are timed, if they may be written. Inputs keep their data.
@@ -192,7 +192,7 @@ fn measure(
         return refused();
     }
     let stream = search.stream;
-    for filled in operands_to_fill(&some, |at| search.may_write(at)) {
+    for filled in operands_to_fill(&some, |address| search.may_write(address)) {
         // SAFETY: the operands exist, and their data need not be preserved.
         unsafe { stream.fill(filled.at.resolve(search.bases), filled.byte, filled.bytes)? };
     }
@@ -285,22 +285,22 @@ mod tests {
     fn on_both<T: Send>(run: impl Fn(&ThreadRank<'_>) -> T + Sync) -> [T; 2] {
         let pair = ThreadPair::new();
         std::thread::scope(|scope| {
-            let other = scope.spawn(|| run(&ThreadRank(&pair, 1)));
-            [run(&ThreadRank(&pair, 0)), other.join().unwrap()]
+            let second = scope.spawn(|| run(&ThreadRank(&pair, 1)));
+            [run(&ThreadRank(&pair, 0)), second.join().unwrap()]
         })
     }
 
     #[test]
     fn rank_0_chooses_once_for_each_shape_wherever_it_lies() {
-        let all = [candidates(64, 4096), candidates(1, 4096), candidates(64, 1 << 20)];
-        let all: Vec<&AttentionCandidates> = all.iter().collect();
+        let candidates = [candidates(64, 4096), candidates(1, 4096), candidates(64, 1 << 20)];
+        let candidates: Vec<&AttentionCandidates> = candidates.iter().collect();
         let chosen = on_both(|rank| {
-            let mut asked = vec![];
-            let chosen = choose_on_rank_0(rank, &all, |similar| {
-                asked.push(similar.len());
+            let mut asked_counts = vec![];
+            let chosen = choose_on_rank_0(rank, &candidates, |similar| {
+                asked_counts.push(similar.len());
                 Ok(similar[0].attention.queries > 1)
             });
-            (chosen.unwrap(), asked)
+            (chosen.unwrap(), asked_counts)
         });
         let expected = vec![true, false, true];
         assert_eq!(chosen, [(expected.clone(), vec![2, 1]), (expected, vec![])]);
@@ -312,9 +312,9 @@ mod tests {
         of_input.filled = vec![mask(0x2000)];
         let mut of_arena = candidates(64, 4096);
         of_arena.filled = vec![mask(0x9000), mask(0x2040)];
-        let all = [&of_input, &of_arena];
+        let candidates = [&of_input, &of_arena];
         let input = 0x2000..0x3000;
-        let filled = operands_to_fill(&all, |at| !input.contains(&at.resolve(PortBases::NONE)));
+        let filled = operands_to_fill(&candidates, |at| !input.contains(&at.resolve(PortBases::NONE)));
         assert_eq!(filled.copied().collect::<Vec<TimingFill>>(), [mask(0x9000)]);
     }
 
@@ -326,8 +326,8 @@ mod tests {
     fn the_library_computes_only_what_all_ranks_prepared() {
         let prepared =
             |rank: &ThreadRank<'_>| [vec![Some(1), Some(2), None], vec![Some(3), None, None]][rank.1].clone();
-        let found = on_both(|rank| keep_if_prepared_everywhere(rank, prepared(rank)).unwrap());
-        assert_eq!(found, [vec![Some(1), None, None], vec![Some(3), None, None]]);
+        let available = on_both(|rank| keep_if_prepared_everywhere(rank, prepared(rank)).unwrap());
+        assert_eq!(available, [vec![Some(1), None, None], vec![Some(3), None, None]]);
         assert_eq!(on_both(|rank| do_all_measure(rank, 2)), [true, true]);
         assert_eq!(on_both(|rank| do_all_measure(rank, rank.1)), [false, false]);
         assert_eq!(on_both(|rank| do_all_measure(rank, 0)), [false, false]);

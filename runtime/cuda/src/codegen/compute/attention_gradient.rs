@@ -80,9 +80,9 @@ pub(super) fn lower(
     };
     let x = extents(&o, forward.result)?;
     extents(&o, forward.gradient)?;
-    for (found, expected) in results.iter().zip([o.q, o.k, o.v]) {
-        if found.shape != expected.shape || found.dtype != expected.dtype {
-            return Err(mismatch_error("a gradient of attention", &expected.shape, &found.shape));
+    for (actual, expected) in results.iter().zip([o.q, o.k, o.v]) {
+        if actual.shape != expected.shape || actual.dtype != expected.dtype {
+            return Err(mismatch_error("a gradient of attention", &expected.shape, &actual.shape));
         }
     }
     if [x.heads * x.group * x.queries, x.keys, x.f].contains(&0) {
@@ -133,12 +133,12 @@ fn candidates(
         AttentionTensors { q: o.q, k: o.k, v: o.v, r: forward.result, sums: Some(forward.sums), gradients };
     let form = AttentionForm { scale: scores.scale.0, cap: None, band, keys };
     let attention = library_attention::attention(&form, &tensors, None, &|v| l.address_of(v))?;
-    let more = [forward.gradient, forward.result, forward.sums];
+    let gradient_tensors = [forward.gradient, forward.result, forward.sums];
     Some(AttentionCandidates {
         attention,
         library_workspace_bytes: room,
         numbers: None,
-        filled: mask_bias::timing_fills(o, &[], &more, &|x| l.address_of(x)),
+        filled: mask_bias::timing_fills(o, &[], &gradient_tensors, &|x| l.address_of(x)),
         amend: None,
         kernels: kernels.to_vec(),
     })
@@ -146,10 +146,10 @@ fn candidates(
 
 /// Whether each row sees a key.
 fn every_row_has_visible_key(band: &VisibleBand, x: &AttentionSizes) -> bool {
-    let last = x.queries as i64 - 1;
+    let last_row = x.queries as i64 - 1;
     let keys = x.keys as i64;
     let first_sees = band.below.is_none_or(|below| below >= 1);
-    let last_sees = band.from.is_none_or(|from| last + from < keys);
+    let last_sees = band.from.is_none_or(|from| last_row + from < keys);
     let width = match (band.below, band.from) {
         (Some(below), Some(from)) => below > from,
         _ => true,
@@ -216,12 +216,12 @@ fn gradient_kernels(
     };
     let forward_rows = operand_rows(x, o, forward.result, l)?;
     let positions = bound_operands(x, o, forward.result, l)?;
-    let more = GradientOperands::new(x, forward, results, l)?;
+    let gradient_operands = GradientOperands::new(x, forward, results, l)?;
     let mut layout = layout(x, scores, o.mask, dtype, &forward_rows, l.machine.multiprocessors);
     layout.push_str(&bounds::layout(&limits, &positions));
     layout.push_str(&bounds::sink(None, 0));
     layout.push_str(&bounds::sums(None, 0));
-    layout.push_str(&more.layout());
+    layout.push_str(&gradient_operands.layout());
     l.preludes();
     l.source.prelude(text::ATTENTION_SOURCE);
     l.source.prelude(text::ATTENTION_GRADIENT_SOURCE);
@@ -240,18 +240,18 @@ fn gradient_kernels(
         Some(_) => 2,
     };
     let [q, k, v, m, r] = [0, 1, 2, 3, 4].map(|i| forward_rows[i].at);
-    let operands = [more.gradient.at, r, more.sums.at, q, k, v, m, means];
+    let operands = [gradient_operands.gradient.at, r, gradient_operands.sums.at, q, k, v, m, means];
     let rows = x.group * x.queries;
-    let (parameters, given) = extra_pointers(positions.len());
+    let (parameters, elements) = extra_pointers(positions.len());
     let mut kernels = Vec::with_capacity(2);
     for (name, function, n, outputs) in [
-        ("rows", "attend_back_rows", rows, [more.of_q.at, DevicePtr::NULL]),
-        ("keys", "attend_back_keys", x.keys, [more.of_k.at, more.of_v.at]),
+        ("rows", "attend_back_rows", rows, [gradient_operands.of_q.at, DevicePtr::NULL]),
+        ("keys", "attend_back_keys", x.keys, [gradient_operands.of_k.at, gradient_operands.of_v.at]),
     ] {
         let text = format!(
             "namespace sc {{ struct @_L {{\n{layout}}};\n}}\nextern \"C\" __global__ void __launch_bounds__(128) @(const void *g, \
              const void *r, const void *sums, const void *q, const void *k, const void *v, const void *m, void *means, void *x, \
-             void *y{parameters}) {{\n    symmc_enter();\n    const void *const given[] = {{{given}}};\n    \
+             void *y{parameters}) {{\n    symmc_enter();\n    const void *const given[] = {{{elements}}};\n    \
              sc::{function}<sc::@_L, {mask}>(g, r, sums, q, k, v, m, means, x, y, given);\n}}\n"
         );
         let entry = l.source.function(&format!("attention_gradient_{name}"), text);

@@ -40,24 +40,24 @@ fn rotary_products(
     steps: &[BoundOperation<'_>],
     l: &mut KernelLowering<'_>,
 ) -> Result<Option<Vec<GpuCommand>>> {
-    let (products, others): (SmallVec<[_; 4]>, SmallVec<[&BoundOperation<'_>; 4]>) =
+    let (products, rotaries): (SmallVec<[_; 4]>, SmallVec<[&BoundOperation<'_>; 4]>) =
         steps.iter().partition(|step| step.op.is_matmul());
     if products.iter().any(|step| step.results.iter().any(|r| r.shape.contains(&0))) {
         return Ok(Some(Vec::new()));
     }
     let Some((gemms, steady)) = library_products(&products, l)? else { return Ok(None) };
     let mut halves = SmallVec::<[Option<usize>; 4]>::new();
-    let mut found = 0;
+    let mut rotary_count = 0;
     let mut epilogue = ProductEpilogue::default();
     for (p, (product, gemm)) in products.iter().zip(&gemms).enumerate() {
-        let mut of = None;
-        for step in &others {
-            of = of.or(rotary::rotary_epilogue(step, &product.results[0], p, l)?);
+        let mut rotation = None;
+        for step in &rotaries {
+            rotation = rotation.or(rotary::rotary_epilogue(step, &product.results[0], p, l)?);
         }
-        halves.push(of.as_ref().map(|of| of.half));
-        match of {
+        halves.push(rotation.as_ref().map(|rotation| rotation.half));
+        match rotation {
             Some(RotaryEpilogue { layout, params, .. }) => {
-                found += 1;
+                rotary_count += 1;
                 epilogue.layouts.push_str(&layout);
                 epilogue.declared.push(format!("const void *c{p}, const void *s{p}, void *r{p}"));
                 epilogue.params.extend(params.map(KernelParam::from));
@@ -69,7 +69,7 @@ fn rotary_products(
             None => epilogue.store_pairs(p, gemm),
         }
     }
-    if found != others.len() {
+    if rotary_count != rotaries.len() {
         return Ok(None);
     }
     l.preludes();
@@ -91,16 +91,16 @@ fn plain_products(
         let placed = step.operands.iter().skip(1).chain(step.results);
         let memories = placed.map(memory).collect::<Option<SmallVec<[usize; 2]>>>();
         for work in super::lower(step, l)? {
-            let pair = works.iter_mut().find_map(|(before, known)| match (&*before, &work) {
+            let pair = works.iter_mut().find_map(|(before, read)| match (&*before, &work) {
                 (GpuCommand::Gemm(first), GpuCommand::Gemm(second))
-                    if memories.is_some() && *known == memories =>
+                    if memories.is_some() && *read == memories =>
                 {
-                    merge_into_batch(first, second).map(|both| (before, both))
+                    merge_into_batch(first, second).map(|merged| (before, merged))
                 }
                 _ => None,
             });
             match pair {
-                Some((before, both)) => *before = GpuCommand::Gemm(both),
+                Some((before, merged)) => *before = GpuCommand::Gemm(merged),
                 None => works.push((work, memories.clone())),
             }
         }

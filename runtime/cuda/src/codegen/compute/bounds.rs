@@ -112,9 +112,9 @@ pub(super) fn band(
 ) -> Option<(VisibleBand, usize)> {
     let mut band = VisibleBand::default();
     let mut keys = i64::try_from(keys).ok()?;
-    let last = i64::try_from(queries).ok()?.checked_sub(1)?;
+    let last_row = i64::try_from(queries).ok()?.checked_sub(1)?;
     for &(bound, add) in bounds.iter().filter(|b| !b.0.operand) {
-        match (bound.side, bound.row && last > 0) {
+        match (bound.side, bound.row && last_row > 0) {
             (_, true) if bound.chunk.is_some() => return None,
             (BoundSide::Below, true) => band.below = Some(band.below.map_or(add, |b| b.min(add))),
             (BoundSide::From, true) => band.from = Some(band.from.map_or(add, |f| f.max(add))),
@@ -125,7 +125,7 @@ pub(super) fn band(
     }
     // A limit that hides nothing is dropped.
     band.below = band.below.filter(|&below| below < keys);
-    band.from = band.from.filter(|&from| from.saturating_add(last) > 0);
+    band.from = band.from.filter(|&from| from.saturating_add(last_row) > 0);
     (keys > 0).then_some((band, usize::try_from(keys).ok()?)).filter(|_| bounds.iter().all(|b| !b.0.operand))
 }
 
@@ -146,8 +146,8 @@ mod tests {
     #[test]
     fn a_band_is_what_causal_order_windows_and_lengths_leave() {
         let [causal, window] = [bound(BoundSide::Below, true, 1), bound(BoundSide::From, true, -3)];
-        let whole = VisibleBand::default();
-        assert_eq!(band_of(&[], 5, 9), Some((whole, 9)));
+        let everything = VisibleBand::default();
+        assert_eq!(band_of(&[], 5, 9), Some((everything, 9)));
         let below = VisibleBand { below: Some(1), from: None };
         assert_eq!(band_of(std::slice::from_ref(&causal), 5, 9), Some((below, 9)));
         assert_eq!(
@@ -155,11 +155,11 @@ mod tests {
             Some((VisibleBand { from: Some(-3), ..below }, 9))
         );
         // For one row, a bound is a number of keys.
-        assert_eq!(band_of(&[bound(BoundSide::Below, true, 4)], 1, 9), Some((whole, 4)));
+        assert_eq!(band_of(&[bound(BoundSide::Below, true, 4)], 1, 9), Some((everything, 4)));
         assert_eq!(band_of(&[bound(BoundSide::Below, false, 4), causal], 5, 9), Some((below, 4)));
         assert_eq!(
             band_of(&[bound(BoundSide::Below, true, 9), bound(BoundSide::From, true, -4)], 5, 9),
-            Some((whole, 9))
+            Some((everything, 9))
         );
         // Other forms: keys that begin later, chunks, data, no keys at all.
         assert_eq!(band_of(&[bound(BoundSide::From, false, 1)], 5, 9), None);

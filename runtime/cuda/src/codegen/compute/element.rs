@@ -18,7 +18,7 @@ pub(super) fn lower(
     result: &LocatedTensor,
     l: &mut KernelLowering<'_>,
 ) -> Commands {
-    let to = Strides::from_slice(&result.strides);
+    let strides = Strides::from_slice(&result.strides);
     let bytes = result.shape.iter().product::<usize>() * result.dtype.size();
     if let Op::Full(scalar) = op
         && bits(result.dtype, *scalar) == 0
@@ -35,7 +35,7 @@ pub(super) fn lower(
         values.push((load(&mut map, x, &result.shape, l)?, x.dtype));
     }
     let value = op_value(&mut map, op, &values, result.dtype, l)?;
-    map.store(l.address_of(result), to, value);
+    map.store(l.address_of(result), strides, value);
     Ok(map.finish(symmc_ir::text::op_name(op), l).into_iter().collect())
 }
 

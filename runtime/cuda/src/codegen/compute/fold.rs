@@ -57,8 +57,8 @@ pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result
     if after.has_assertions() || after.len() == 0 || x.shape[axis] == 0 {
         return Ok((after.len() == 0).then(Vec::new));
     }
-    let known = terms.iter().rev().find(|(r, _)| reads_same_elements(r, x, &x.shape));
-    let term = match known {
+    let matching = terms.iter().rev().find(|(r, _)| reads_same_elements(r, x, &x.shape));
+    let term = match matching {
         Some((_, value)) => *value,
         None => element::load(&mut before, x, &x.shape, l)?,
     };
@@ -129,8 +129,8 @@ impl FoldKernel<'_> {
              typedef {offset} O;\n    u64 t = (u64)blockIdx.x * {THREADS}u + threadIdx.x;\n    if (t >= {vectors}ull) return;\n",
             params.join(", ")
         );
-        let last = self.axis + 1;
-        let _ = writeln!(out, "    const O at{last} = (O)(t % {columns}u) * {width}; t /= {columns}u;");
+        let last_axis = self.axis + 1;
+        let _ = writeln!(out, "    const O at{last_axis} = (O)(t % {columns}u) * {width}; t /= {columns}u;");
         for axis in (0..self.axis).rev() {
             let n = self.shape[axis];
             let _ = writeln!(out, "    const O at{axis} = (O)(t % {n}u); t /= {n}u;");
@@ -180,8 +180,8 @@ impl FoldKernel<'_> {
         }
         // A reduction that keeps its axis has a coordinate more.
         let keeps = self.after.rank() == self.shape.len();
-        let kept = (0..self.shape.len()).filter(|&axis| keeps || axis != self.axis);
-        for (position, axis) in kept.enumerate() {
+        let axes = (0..self.shape.len()).filter(|&axis| keeps || axis != self.axis);
+        for (position, axis) in axes.enumerate() {
             let coordinate = if axis == self.axis { "0".to_string() } else { format!("at{axis}") };
             let _ = writeln!(out, "        const O c{position} = {coordinate};");
         }

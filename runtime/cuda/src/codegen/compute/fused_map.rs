@@ -25,17 +25,17 @@ pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result
         return Ok(None);
     }
     let mut map = MapKernel::over_shape(shape);
-    let mut known: Vec<(&LocatedTensor, MapValue)> = Vec::with_capacity(steps.len());
+    let mut values: Vec<(&LocatedTensor, MapValue)> = Vec::with_capacity(steps.len());
     for step in steps {
         if let Op::Take { axis: 0 } = step.op {
             l.step = step.index;
             let Some(value) = take(&mut map, step, l) else { return Ok(None) };
-            known.push((&step.results[0], value));
+            values.push((&step.results[0], value));
         } else {
-            evaluate(&mut map, step, &mut known, shape, l)?;
+            evaluate(&mut map, step, &mut values, shape, l)?;
         }
     }
-    store(&mut map, &known, shape, l);
+    store(&mut map, &values, shape, l);
     Ok(Some(map.finish("fused", l).into_iter().collect()))
 }
 
@@ -46,14 +46,14 @@ pub(super) fn take(
     l: &mut KernelLowering<'_>,
 ) -> Option<MapValue> {
     let [x, index] = step.operands else { return None };
-    let at = common_shape(std::slice::from_ref(index));
-    let rest = x.shape.len().checked_sub(1)?;
-    if step.results.first()?.shape[..] != [&at[..], &x.shape[1..]].concat() {
+    let index_shape = common_shape(std::slice::from_ref(index));
+    let inner_rank = x.shape.len().checked_sub(1)?;
+    if step.results.first()?.shape[..] != [&index_shape[..], &x.shape[1..]].concat() {
         return None;
     }
-    let strides = strides_within(broadcast(&at, &index.shape, &index.strides), 0, rest);
+    let strides = strides_within(broadcast(&index_shape, &index.shape, &index.strides), 0, inner_rank);
     let position = map.load(l.address_of(index), stored_type(index.dtype), strides);
-    let zeros = std::iter::repeat_n(0, at.len());
+    let zeros = std::iter::repeat_n(0, index_shape.len());
     let strides: Strides = zeros.chain(x.strides[1..].iter().copied()).collect();
     let extent = x.shape[0];
     let assertion = l.index_assertion(0, extent);
@@ -67,7 +67,7 @@ pub(super) fn fit_shape(steps: &[BoundOperation<'_>], shape: &[usize]) -> bool {
         let mut pairs = r.shape.iter().rev().zip(shape.iter().rev());
         r.space == MemorySpace::Inner
             && r.shape.len() <= shape.len()
-            && pairs.all(|(own, whole)| own == whole || *own == 1)
+            && pairs.all(|(own, full)| own == full || *own == 1)
     };
     steps.iter().all(|step| step.results.first().is_some_and(|r| *r.shape == *shape || is_broadcast(r)))
 }
@@ -100,14 +100,14 @@ pub(super) fn evaluate<'a>(
 /// Stores the values that have memory, unless a later one overwrites them.
 pub(super) fn store(
     map: &mut MapKernel,
-    known: &[(&LocatedTensor, MapValue)],
+    values: &[(&LocatedTensor, MapValue)],
     shape: &[usize],
     l: &KernelLowering<'_>,
 ) {
-    for (k, (result, value)) in known.iter().enumerate() {
+    for (k, (result, value)) in values.iter().enumerate() {
         let stored = result.space != MemorySpace::Inner;
-        let again = known[k + 1..].iter().any(|(r, _)| reads_same_elements(r, result, shape));
-        if stored && !again {
+        let is_overwritten = values[k + 1..].iter().any(|(r, _)| reads_same_elements(r, result, shape));
+        if stored && !is_overwritten {
             map.store(l.address_of(result), Strides::from_slice(&result.strides), *value);
         }
     }

@@ -23,13 +23,14 @@ pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result
         return Ok(None);
     }
     let mut map = MapKernel::over_shape(shape);
-    let mut known: Vec<(&LocatedTensor, MapValue)> = Vec::with_capacity(maps.len());
+    let mut values: Vec<(&LocatedTensor, MapValue)> = Vec::with_capacity(maps.len());
     for step in maps {
-        fused_map::evaluate(&mut map, step, &mut known, shape, l)?;
+        fused_map::evaluate(&mut map, step, &mut values, shape, l)?;
     }
-    fused_map::store(&mut map, &known, shape, l);
-    let given = known.iter().rev().find(|(r, _)| fused_map::reads_same_elements(r, &last.operands[0], shape));
-    match given {
+    fused_map::store(&mut map, &values, shape, l);
+    let operand_value =
+        values.iter().rev().find(|(r, _)| fused_map::reads_same_elements(r, &last.operands[0], shape));
+    match operand_value {
         Some(&(_, value)) => rows::norm_of_map(norm, &map, value, last.operands, &last.results[0], l),
         None => Ok(None),
     }

@@ -152,8 +152,8 @@ pub(crate) fn library() -> Result<(String, *const c_void)> {
     let version = unsafe { sys::cublasLtGetVersion() };
     // SAFETY: the function is only looked up.
     let symbol = unsafe { sys::culib().get::<unsafe extern "C" fn() -> usize>(b"cublasLtGetVersion\0") };
-    let at = symbol.map_or(ptr::null(), |f| *f as *const c_void);
-    Ok((format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100), at))
+    let address = symbol.map_or(ptr::null(), |f| *f as *const c_void);
+    Ok((format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100), address))
 }
 
 #[derive(Clone)]
@@ -177,8 +177,8 @@ impl GemmPlanner {
     /// Prepares a product with `workspace` bytes of workspace and the first algorithm of the library's
     /// heuristic.
     pub fn prepare(&self, gemm: &Gemm, workspace: usize) -> Result<PreparedGemm> {
-        let found = self.candidates(gemm, gemm.alignments(), workspace, 1)?;
-        let Some(algorithm) = found.first() else {
+        let candidates = self.candidates(gemm, gemm.alignments(), workspace, 1)?;
+        let Some(algorithm) = candidates.first() else {
             return Err(no_algorithm(gemm, sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED));
         };
         self.prepare_as(gemm, algorithm, workspace)
@@ -190,15 +190,16 @@ impl GemmPlanner {
         gemm: &Gemm,
         alignments: [u8; 3],
         workspace: usize,
-        most: usize,
+        max_candidates: usize,
     ) -> Result<Vec<GemmAlgorithm>> {
         let d = GemmDescriptors::new(gemm, UNBOUND_BIAS)?;
         let preference = GemmPreference::new(gemm, alignments, workspace)?;
         // SAFETY: plain data for which zero is a valid value.
-        let mut found: Vec<sys::cublasLtMatmulHeuristicResult_t> = vec![unsafe { std::mem::zeroed() }; most];
+        let mut results: Vec<sys::cublasLtMatmulHeuristicResult_t> =
+            vec![unsafe { std::mem::zeroed() }; max_candidates];
         let mut count = 0;
-        // SAFETY: all descriptors exist, and there is room for `most` results.
-        let asked = unsafe {
+        // SAFETY: all descriptors exist, and there is room for `max_candidates` results.
+        let code = unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 self.handle.handle,
                 d.product,
@@ -207,16 +208,16 @@ impl GemmPlanner {
                 d.layouts[2],
                 d.layouts[2],
                 preference.0,
-                most as i32,
-                found.as_mut_ptr(),
+                max_candidates as i32,
+                results.as_mut_ptr(),
                 &mut count,
             )
         };
-        asked.result().map_err(|e| no_algorithm(gemm, e.0))?;
-        found.truncate(usize::try_from(count).unwrap_or(0));
-        found.retain(|f| f.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
+        code.result().map_err(|e| no_algorithm(gemm, e.0))?;
+        results.truncate(usize::try_from(count).unwrap_or(0));
+        results.retain(|f| f.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
         let algorithms =
-            found.iter().map(|f| GemmAlgorithm { words: f.algo.data, workspace: f.workspaceSize });
+            results.iter().map(|f| GemmAlgorithm { words: f.algo.data, workspace: f.workspaceSize });
         Ok(algorithms.collect())
     }
 
@@ -231,7 +232,7 @@ impl GemmPlanner {
         let d = &descriptors;
         let algo = sys::cublasLtMatmulAlgo_t { data: algorithm.words };
         // SAFETY: plain data for which zero is a valid value.
-        let mut found: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        let mut heuristic: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         // SAFETY: all descriptors exist; the library checks the algorithm's words, and rejects unknown ones.
         let checked = unsafe {
             sys::cublasLtMatmulAlgoCheck(
@@ -242,11 +243,11 @@ impl GemmPlanner {
                 d.layouts[2],
                 d.layouts[2],
                 &algo,
-                &mut found,
+                &mut heuristic,
             )
         };
         checked.result().map_err(|e| no_algorithm(gemm, e.0))?;
-        let needed = found.workspaceSize.max(algorithm.workspace);
+        let needed = heuristic.workspaceSize.max(algorithm.workspace);
         if needed > workspace {
             let text =
                 format!("the matrix product {gemm:?} needs {needed} bytes of workspace, found {workspace}");
@@ -345,8 +346,8 @@ impl GemmDescriptors {
             DType::F64 => (Compute::CUBLAS_COMPUTE_64F, sys::cudaDataType_t::CUDA_R_64F),
             _ => (Compute::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F),
         };
-        let made = result::create_matmul_desc(compute, scale);
-        let product = made.map_err(|e| failed("cublasLtMatmulDescCreate", &e))?;
+        let created = result::create_matmul_desc(compute, scale);
+        let product = created.map_err(|e| failed("cublasLtMatmulDescCreate", &e))?;
         let mut out = GemmDescriptors { product, layouts: [ptr::null_mut(); 3] };
         let sides = [
             (gemm.b, gemm.dtype, gemm.k, gemm.n, Some(Attribute::CUBLASLT_MATMUL_DESC_TRANSA)),
@@ -421,8 +422,8 @@ fn layout(
         MatrixOrder::Columns => (rows, columns),
     };
     let step = matrix.step.max(fast) as i64;
-    let made = result::create_matrix_layout(dtype, fast as u64, slow as u64, step);
-    let layout = made.map_err(|e| failed("cublasLtMatrixLayoutCreate", &e))?;
+    let created = result::create_matrix_layout(dtype, fast as u64, slow as u64, step);
+    let layout = created.map_err(|e| failed("cublasLtMatrixLayoutCreate", &e))?;
     let count = gemm.batch as i32;
     let stride = matrix.batch as i64;
     // SAFETY: the layout exists; the attributes are a 32-bit and a 64-bit integer.
@@ -463,8 +464,9 @@ struct GemmPreference(sys::cublasLtMatmulPreference_t);
 impl GemmPreference {
     fn new(gemm: &Gemm, [a, b, c]: [u8; 3], workspace: usize) -> Result<GemmPreference> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
-        let made = result::create_matmul_pref().map_err(|e| failed("cublasLtMatmulPreferenceCreate", &e))?;
-        let out = GemmPreference(made);
+        let created =
+            result::create_matmul_pref().map_err(|e| failed("cublasLtMatmulPreferenceCreate", &e))?;
+        let out = GemmPreference(created);
         let bytes = workspace as u64;
         // SAFETY: the preference exists; the attribute is a 64-bit integer.
         let set = unsafe {

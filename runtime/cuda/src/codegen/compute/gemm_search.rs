@@ -65,7 +65,7 @@ impl GemmSearch<'_> {
     /// Whether the search may write to this address.
     pub(super) fn may_write(&self, at: DevicePtr) -> bool {
         let address = at.resolve(self.bases);
-        !self.protected_ranges.iter().any(|kept| kept.contains(&address))
+        !self.protected_ranges.iter().any(|range| range.contains(&address))
     }
 }
 
@@ -84,14 +84,14 @@ impl fmt::Debug for GemmSearch<'_> {
 /// Prepares all matrix products of a program: with earlier choices, else with those that `search` makes, if
 /// there is one. Fails if the library is missing or has no algorithm for a product, or as the search.
 pub(crate) fn prepare(
-    settled: Option<&GemmChoices>,
+    choices: Option<&GemmChoices>,
     search: Option<&GemmSearch<'_>>,
     device: &Arc<Device>,
     machine: &KernelTarget,
     gemms: &[Gemm],
 ) -> Result<(Vec<PreparedGemm>, GemmChoices)> {
-    let settled = match settled.filter(|settled| settled.chosen.len() == gemms.len()) {
-        Some(settled) => settled.clone(),
+    let choices = match choices.filter(|choices| choices.chosen.len() == gemms.len()) {
+        Some(choices) => choices.clone(),
         None => {
             let planner = if gemms.is_empty() { None } else { Some(GemmPlanner::new(device)?) };
             // Ranks without products take part too.
@@ -102,17 +102,17 @@ pub(crate) fn prepare(
             GemmChoices { planner, chosen: chosen.into() }
         }
     };
-    let Some(planner) = &settled.planner else { return Ok((vec![], settled)) };
+    let Some(planner) = &choices.planner else { return Ok((vec![], choices)) };
     let workspace = machine.workspace_bytes;
     let mut prepared = Vec::with_capacity(gemms.len());
-    for (gemm, chosen) in gemms.iter().zip(settled.chosen.iter().copied()) {
+    for (gemm, chosen) in gemms.iter().zip(choices.chosen.iter().copied()) {
         let as_chosen = chosen.and_then(|algorithm| planner.prepare_as(gemm, &algorithm, workspace).ok());
         prepared.push(match as_chosen {
             Some(prepared) => prepared,
             None => planner.prepare(gemm, workspace)?,
         });
     }
-    Ok((prepared, settled))
+    Ok((prepared, choices))
 }
 
 impl GemmSearch<'_> {
@@ -131,23 +131,23 @@ impl GemmSearch<'_> {
             let (Some(planner), Some(gemm)) = (planner, similar.first()) else { return Ok(None) };
             let library = planner.version();
             let shape = key(gemm, alignments, machine.workspace_bytes);
-            let parts = ["product 5", self.device.name(), &format!("{major}.{minor} {library}"), &shape];
-            let name = entry_name(&parts, "algorithm");
-            let kept = cache.read(&name).and_then(|bytes| GemmAlgorithm::from_bytes(&bytes));
+            let key_parts = ["product 5", self.device.name(), &format!("{major}.{minor} {library}"), &shape];
+            let name = entry_name(&key_parts, "algorithm");
+            let cached = cache.read(&name).and_then(|bytes| GemmAlgorithm::from_bytes(&bytes));
             if let Some(algorithm) =
-                kept.filter(|a| planner.prepare_as(gemm, a, machine.workspace_bytes).is_ok())
+                cached.filter(|a| planner.prepare_as(gemm, a, machine.workspace_bytes).is_ok())
             {
                 return Ok(Some(algorithm));
             }
             if Instant::now() > end {
                 return Ok(None);
             }
-            let found = self.measure(planner, similar, alignments, machine, end)?;
+            let fastest = self.measure(planner, similar, alignments, machine, end)?;
             // A search that was cut short is not cached.
-            if let Some(algorithm) = found.as_ref().filter(|_| Instant::now() <= end) {
+            if let Some(algorithm) = fastest.as_ref().filter(|_| Instant::now() <= end) {
                 cache.write(&name, &algorithm.to_bytes());
             }
-            Ok(found)
+            Ok(fastest)
         })
     }
 
@@ -163,13 +163,13 @@ impl GemmSearch<'_> {
         let similar: Vec<&Gemm> = similar.iter().copied().filter(|gemm| self.may_write(gemm.c.at)).collect();
         let Some(first) = similar.first() else { return Ok(None) };
         let workspace = machine.workspace_bytes;
-        let found = planner.candidates(first, alignments, workspace, MAX_CANDIDATES)?;
-        let [least, most] = RUNS_PER_TIMING;
-        let runs = similar.len().clamp(least, most);
-        let mut tried = Vec::with_capacity(found.len());
-        for algorithm in &found {
+        let candidates = planner.candidates(first, alignments, workspace, MAX_CANDIDATES)?;
+        let [min_runs, max_runs] = RUNS_PER_TIMING;
+        let runs = similar.len().clamp(min_runs, max_runs);
+        let mut tried = Vec::with_capacity(candidates.len());
+        for algorithm in &candidates {
             let of_each =
-                similar.iter().take(most).map(|gemm| planner.prepare_as(gemm, algorithm, workspace));
+                similar.iter().take(max_runs).map(|gemm| planner.prepare_as(gemm, algorithm, workspace));
             let Ok(products) = of_each.collect::<Result<Vec<_>, _>>() else { continue };
             let graph = self.stream.capture(|| {
                 products.iter().cycle().take(runs).try_for_each(|product| {
@@ -233,13 +233,13 @@ fn choose_on_rank_0(
         return Ok(vec![None; gemms.len()]);
     }
     let mine: Vec<u8> = gemms.iter().flat_map(Gemm::alignments).collect();
-    let all = exchange.all_gather(&mine)?;
+    let alignments_by_rank = exchange.all_gather(&mine)?;
     let mut text = vec![0; gemms.len() * GemmAlgorithm::BYTES];
     if exchange.rank() == 0 {
         let mut shapes: IndexMap<String, (Alignments, Vec<usize>)> = IndexMap::new();
         for (i, gemm) in gemms.iter().enumerate() {
             let alignments = [3 * i, 3 * i + 1, 3 * i + 2]
-                .map(|k| all.iter().filter_map(|a| a.get(k).copied()).min().unwrap_or(0));
+                .map(|k| alignments_by_rank.iter().filter_map(|a| a.get(k).copied()).min().unwrap_or(0));
             let shape = shapes.entry(key(gemm, alignments, 0)).or_insert((alignments, vec![]));
             shape.1.push(i);
         }
@@ -312,8 +312,8 @@ mod tests {
             .unwrap()
         };
         let chosen = std::thread::scope(|scope| {
-            let other = scope.spawn(|| choose_on(1));
-            [choose_on(0), other.join().unwrap()]
+            let second = scope.spawn(|| choose_on(1));
+            [choose_on(0), second.join().unwrap()]
         });
         (chosen, asked.into_inner().unwrap())
     }
@@ -322,8 +322,8 @@ mod tests {
     fn rank_0_chooses_for_all_at_the_least_alignment() {
         let measured = [AlgorithmSelection::Measured; 2];
         let mine = [gemm(64, 4096), gemm(8, 4096), gemm(64, 4096)];
-        let other = [gemm(64, 4096 + 8), gemm(8, 4096), gemm(64, 4096 + 8)];
-        let (chosen, asked) = choose(measured, [&mine, &other]);
+        let theirs = [gemm(64, 4096 + 8), gemm(8, 4096), gemm(64, 4096 + 8)];
+        let (chosen, asked) = choose(measured, [&mine, &theirs]);
         let expected = vec![Some(algorithm(64)), None, Some(algorithm(64))];
         assert_eq!(chosen, [expected.clone(), expected]);
         assert_eq!(asked, [(64, 2, [3, 4, 4]), (8, 1, [4, 4, 4])]);
@@ -349,9 +349,9 @@ mod tests {
 
     #[test]
     fn an_algorithm_survives_its_bytes() {
-        let whole = algorithm(7).to_bytes();
-        assert_eq!(GemmAlgorithm::from_bytes(&whole), Some(algorithm(7)));
-        assert_eq!(GemmAlgorithm::from_bytes(&whole[1..]), None);
+        let bytes = algorithm(7).to_bytes();
+        assert_eq!(GemmAlgorithm::from_bytes(&bytes), Some(algorithm(7)));
+        assert_eq!(GemmAlgorithm::from_bytes(&bytes[1..]), None);
         assert_eq!(GemmAlgorithm::from_bytes(&[0; GemmAlgorithm::BYTES]), None);
     }
 }

@@ -177,9 +177,9 @@ fn operand_majors(
     e: GroupedSizes,
     l: &KernelLowering<'_>,
 ) -> Option<[OperandMajor; 2]> {
-    let last = &y.strides[y.shape.len() - 2..];
-    let by_terms = are_adjacent([last[0], last[1]], e.k);
-    let by_columns = are_adjacent([last[1], last[0]], e.n);
+    let matrix_strides = &y.strides[y.shape.len() - 2..];
+    let by_terms = are_adjacent([matrix_strides[0], matrix_strides[1]], e.k);
+    let by_columns = are_adjacent([matrix_strides[1], matrix_strides[0]], e.n);
     let aligned = [x, y].into_iter().all(|v| l.address_of(v).is_multiple_of(16));
     if !matches!(x.dtype, DType::BF16 | DType::F16) || !aligned {
         return None;
@@ -210,10 +210,11 @@ fn by_wgmma(
     majors: [OperandMajor; 2],
     l: &KernelLowering<'_>,
 ) -> Option<GroupedKernel> {
-    let last = &result.strides[result.shape.len() - 2..];
+    let matrix_strides = &result.strides[result.shape.len() - 2..];
     let planes_fit = !e.divide_k || in_eights(result.strides[0]);
-    let wide_result =
-        are_adjacent([last[1], last[0]], e.n) && planes_fit && l.address_of(result).is_multiple_of(16);
+    let wide_result = are_adjacent([matrix_strides[1], matrix_strides[0]], e.n)
+        && planes_fit
+        && l.address_of(result).is_multiple_of(16);
     let stores = if wide_result { ResultStores::Eights } else { ResultStores::Single };
     let tiling = WgmmaTiling::choose(e, stores, &l.machine)?;
     let WgmmaTiling { columns, stages, stores_boxes, shared, blocks } = tiling;
@@ -230,10 +231,12 @@ fn by_wgmma(
     let bytes = |stride: isize| stride.unsigned_abs() * x.dtype.size();
     // The matrix of a plane, from which boxes of this many lines, or of as many terms as a stage has, are loaded.
     let map = |value: &LocatedTensor, extents: [usize; 2], strides: [isize; 2], major, lines| {
-        let at = l.address_of(value);
+        let address = l.address_of(value);
         match major {
-            OperandMajor::Terms => TensorMap::new(at, extents, bytes(strides[0]), lines),
-            OperandMajor::Lines => TensorMap::new(at, [extents[1], extents[0]], bytes(strides[1]), TILE_K),
+            OperandMajor::Terms => TensorMap::new(address, extents, bytes(strides[0]), lines),
+            OperandMajor::Lines => {
+                TensorMap::new(address, [extents[1], extents[0]], bytes(strides[1]), TILE_K)
+            }
         }
     };
     let x_row = if in_eights(x.strides[0]) { x.strides[0] } else { e.k as isize };
@@ -247,7 +250,7 @@ fn by_wgmma(
     };
     let [y_planes, c_planes] = [planes(y), planes(result)];
     let result = stores_boxes.then(|| {
-        let map = TensorMap::new(l.address_of(result), [e.m, e.n], bytes(last[0]), RESULT_BOX_ROWS);
+        let map = TensorMap::new(l.address_of(result), [e.m, e.n], bytes(matrix_strides[0]), RESULT_BOX_ROWS);
         Box::new(map.with_planes(c_planes[0], c_planes[1]))
     });
     Some(GroupedKernel {

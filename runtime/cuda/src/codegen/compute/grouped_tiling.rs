@@ -55,7 +55,7 @@ pub(super) struct GroupedSizes {
 impl GroupedSizes {
     pub fn from_operands([x, y, ends]: [&LocatedTensor; 3], result: &LocatedTensor) -> Result<Self> {
         let e = match (&x.shape[..], &y.shape[..], &ends.shape[..]) {
-            (&[m, k], &[groups, inner, n], &[given]) if k == inner && groups == given => {
+            (&[m, k], &[groups, inner, n], &[declared]) if k == inner && groups == declared => {
                 GroupedSizes { m, k, n, groups, divide_k: false }
             }
             (&[m, k], &[inner, n], &[groups]) if k == inner => {
@@ -205,21 +205,21 @@ mod tests {
 
     #[test]
     fn tiles_are_as_wide_as_the_rows_of_groups_are_many() {
-        let all = 225 << 10;
+        let shared_bytes = 225 << 10;
         // One row for two experts of eight: 32 tiles of 128 columns.
-        assert_eq!(choice([2, 4096, 2048, 8], false, all), Some((64, 8, true)));
+        assert_eq!(choice([2, 4096, 2048, 8], false, shared_bytes), Some((64, 8, true)));
         // Bounded by reading the matrices.
-        assert_eq!(choice([128, 2048, 1536, 32], false, all), Some((128, 5, true)));
-        assert_eq!(choice([2048, 2048, 1536, 32], false, all), Some((128, 5, true)));
-        assert_eq!(choice([8192, 2048, 1536, 32], false, all), Some((192, 4, true)));
-        assert_eq!(choice([32768, 768, 2048, 32], false, all), Some((192, 4, true)));
-        assert_eq!(choice([2048, 8192, 1536, 32], true, all), Some((192, 4, true)));
+        assert_eq!(choice([128, 2048, 1536, 32], false, shared_bytes), Some((128, 5, true)));
+        assert_eq!(choice([2048, 2048, 1536, 32], false, shared_bytes), Some((128, 5, true)));
+        assert_eq!(choice([8192, 2048, 1536, 32], false, shared_bytes), Some((192, 4, true)));
+        assert_eq!(choice([32768, 768, 2048, 32], false, shared_bytes), Some((192, 4, true)));
+        assert_eq!(choice([2048, 8192, 1536, 32], true, shared_bytes), Some((192, 4, true)));
         // Less shared memory: results are stored directly, or the tiles do not fit.
         assert_eq!(choice([32768, 768, 2048, 32], false, 180 << 10), Some((192, 4, false)));
         assert_eq!(choice([32768, 768, 2048, 32], false, 64 << 10), None);
         // Empty products, too many groups, and numbers beyond 32 bits.
-        assert_eq!(choice([8, 0, 64, 2], false, all), None);
-        assert_eq!(choice([8, 64, 64, 5000], false, all), None);
-        assert_eq!(choice([1 << 30, 64, 4096, 2000], false, all), None);
+        assert_eq!(choice([8, 0, 64, 2], false, shared_bytes), None);
+        assert_eq!(choice([8, 64, 64, 5000], false, shared_bytes), None);
+        assert_eq!(choice([1 << 30, 64, 4096, 2000], false, shared_bytes), None);
     }
 }

@@ -33,8 +33,8 @@ pub struct AttentionCandidates {
 impl AttentionCandidates {
     /// The properties that the choice depends on, as text.
     pub(crate) fn key(&self) -> String {
-        let made = if self.numbers.is_some() { " with numbers in front" } else { "" };
-        format!("{}{made}", self.attention.key())
+        let suffix = if self.numbers.is_some() { " with numbers in front" } else { "" };
+        format!("{}{suffix}", self.attention.key())
     }
 }
 
@@ -80,12 +80,12 @@ pub(super) struct PlacedMask<'a> {
 }
 
 /// The attention in the library's form, if the library supports it: bf16 or f16, in rows without gaps at
-/// multiples of 16 bytes, with a mask of floats or none. `at` returns addresses.
+/// multiples of 16 bytes, with a mask of floats or none. `address_of` returns addresses.
 pub(super) fn attention(
     form: &AttentionForm,
     tensors: &AttentionTensors<'_>,
     mask: Option<PlacedMask<'_>>,
-    at: &dyn Fn(&LocatedTensor) -> DevicePtr,
+    address_of: &dyn Fn(&LocatedTensor) -> DevicePtr,
 ) -> Option<CudnnAttention> {
     let AttentionTensors { q, k, v, r, sums, gradients } = *tensors;
     let rank = q.shape.len();
@@ -104,9 +104,10 @@ pub(super) fn attention(
     let mask_strides = mask.map(|PlacedMask { mask: m, .. }| broadcast(&scores, &m.shape, &m.strides));
     // Leading axes must form one axis.
     let mut batch = q.shape[..rank - 3].to_vec();
-    let with_gradients = gradients.iter().flat_map(|(all, _)| all.iter().copied());
-    let all: Vec<&LocatedTensor> = [q, k, v, r].into_iter().chain(sums).chain(with_gradients).collect();
-    let all_strides = all.iter().map(|x| &x.strides[..]).chain(mask_strides.as_deref());
+    let with_gradients = gradients.iter().flat_map(|(group, _)| group.iter().copied());
+    let all_tensors: Vec<&LocatedTensor> =
+        [q, k, v, r].into_iter().chain(sums).chain(with_gradients).collect();
+    let all_strides = all_tensors.iter().map(|x| &x.strides[..]).chain(mask_strides.as_deref());
     let mut outers: Vec<Strides> = all_strides.map(|s| Strides::from_slice(&s[..rank - 3])).collect();
     collapse(&mut batch, &mut outers.iter_mut().collect::<Vec<_>>());
     let batch = match batch[..] {
@@ -119,13 +120,15 @@ pub(super) fn attention(
         let batch_axis = IterationAxis { n: batch, stride: batch_stride(i) };
         [batch_axis, IterationAxis::from_tensor(x, rank - 3), IterationAxis::from_tensor(x, rank - 2)]
     };
-    let place =
-        |i: usize, x: &LocatedTensor| tensor(at(x), axes_of(i, x), x.shape[rank - 1], x.strides[rank - 1]);
+    let tensor_of = |i: usize, x: &LocatedTensor| {
+        tensor(address_of(x), axes_of(i, x), x.shape[rank - 1], x.strides[rank - 1])
+    };
     let bias = match (mask, &mask_strides) {
-        (Some(PlacedMask { at, mask: m }), Some(strides)) => {
+        (Some(PlacedMask { at: address, mask: m }), Some(strides)) => {
             let axes = [batch, head(q), q.shape[rank - 2], form.keys];
-            let strides = [batch_stride(all.len()), strides[rank - 3], strides[rank - 2], strides[rank - 1]];
-            Some(bias(at, m.dtype, q.dtype, axes, strides)?)
+            let strides =
+                [batch_stride(all_tensors.len()), strides[rank - 3], strides[rank - 2], strides[rank - 1]];
+            Some(bias(address, m.dtype, q.dtype, axes, strides)?)
         }
         _ => None,
     };
@@ -133,14 +136,14 @@ pub(super) fn attention(
         None => None,
         Some(x) => {
             // An axis of one element follows the rows.
-            Some(log_sum_exp_tensor(at(x), axes_of(4, x))?)
+            Some(log_sum_exp_tensor(address_of(x), axes_of(4, x))?)
         }
     };
     let gradient = match gradients {
         None => None,
         Some((tensors, means)) => {
-            let first = all.len() - tensors.len();
-            let [of_r, of_q, of_k, of_v] = [0, 1, 2, 3].map(|i| place(first + i, tensors[i]));
+            let first = all_tensors.len() - tensors.len();
+            let [of_r, of_q, of_k, of_v] = [0, 1, 2, 3].map(|i| tensor_of(first + i, tensors[i]));
             Some(AttentionGradient { of_r: of_r?, means, of_q: of_q?, of_k: of_k?, of_v: of_v? })
         }
     };
@@ -157,29 +160,29 @@ pub(super) fn attention(
         cap: form.cap.map(|c| c as f32),
         band: form.band,
         bias,
-        q: place(0, q)?,
-        k: place(1, k)?,
-        v: place(2, v)?,
-        r: place(3, r)?,
+        q: tensor_of(0, q)?,
+        k: tensor_of(1, k)?,
+        v: tensor_of(2, v)?,
+        r: tensor_of(3, r)?,
         sums,
         gradient,
     })
 }
 
 /// The log-sum-exp of rows along these axes.
-fn log_sum_exp_tensor(at: DevicePtr, axes: [IterationAxis; 3]) -> Option<AttentionTensor> {
-    let whole = axes.iter().map(|a| a.n as i64).product::<i64>();
-    let strides = axes.map(|a| if a.n == 1 { whole } else { a.stride as i64 });
-    strides.iter().all(|s| *s > 0).then_some(AttentionTensor { at, strides })
+fn log_sum_exp_tensor(address: DevicePtr, axes: [IterationAxis; 3]) -> Option<AttentionTensor> {
+    let elements = axes.iter().map(|a| a.n as i64).product::<i64>();
+    let strides = axes.map(|a| if a.n == 1 { elements } else { a.stride as i64 });
+    strides.iter().all(|s| *s > 0).then_some(AttentionTensor { at: address, strides })
 }
 
 /// An operand with these outer axes and `n` adjacent elements.
-fn tensor(at: DevicePtr, axes: [IterationAxis; 3], n: usize, step: isize) -> Option<AttentionTensor> {
+fn tensor(address: DevicePtr, axes: [IterationAxis; 3], n: usize, step: isize) -> Option<AttentionTensor> {
     // The stride of an axis of one element has no meaning.
-    let whole = axes.iter().map(|a| a.n as i64).product::<i64>() * n as i64;
-    let strides = axes.map(|a| if a.n == 1 { whole } else { a.stride as i64 });
-    let fits = step == 1 && at.is_multiple_of(16) && strides.iter().all(|s| *s > 0 && s % 8 == 0);
-    fits.then_some(AttentionTensor { at, strides })
+    let elements = axes.iter().map(|a| a.n as i64).product::<i64>() * n as i64;
+    let strides = axes.map(|a| if a.n == 1 { elements } else { a.stride as i64 });
+    let fits = step == 1 && address.is_multiple_of(16) && strides.iter().all(|s| *s > 0 && s % 8 == 0);
+    fits.then_some(AttentionTensor { at: address, strides })
 }
 
 fn bias(

@@ -73,11 +73,11 @@ impl<'a> KernelLowering<'a> {
 
     /// The workspace, if it has at least this many bytes.
     pub(super) fn workspace_for(&self, what: &str, bytes: usize) -> Result<DevicePtr> {
-        let found = self.machine.workspace_bytes;
-        if bytes <= found {
+        let available = self.machine.workspace_bytes;
+        if bytes <= available {
             return Ok(self.machine.workspace.into());
         }
-        Err(CudaError::Unsupported(format!("{what} needs {bytes} bytes of workspace, found {found}")))
+        Err(CudaError::Unsupported(format!("{what} needs {bytes} bytes of workspace, found {available}")))
     }
 }
 

@@ -116,17 +116,17 @@ impl MapKernel {
     }
 
     /// An operand with these strides over the space. Equal operands are loaded once.
-    pub fn load(&mut self, at: DevicePtr, kind: &'static str, strides: Strides) -> MapValue {
-        let known = self.values.iter().position(|definition| match definition {
+    pub fn load(&mut self, address: DevicePtr, kind: &'static str, strides: Strides) -> MapValue {
+        let existing = self.values.iter().position(|definition| match definition {
             MapDefinition::Load(l) => {
-                l.at == at && l.kind == kind && l.strides == strides && l.terms.is_empty()
+                l.at == address && l.kind == kind && l.strides == strides && l.terms.is_empty()
             }
             MapDefinition::Computed(..) => false,
         });
-        if let Some(known) = known {
-            return MapValue(known);
+        if let Some(existing) = existing {
+            return MapValue(existing);
         }
-        self.push(MapDefinition::Load(MapLoad { at, kind, strides, terms: Vec::new() }))
+        self.push(MapDefinition::Load(MapLoad { at: address, kind, strides, terms: Vec::new() }))
     }
 
     /// An operand at positions along some axes that other values give: `(index, extent, stride, assertion)`.
@@ -245,48 +245,50 @@ impl MapKernel {
             MapDefinition::Load(l) => Some(&mut l.strides),
             MapDefinition::Computed(..) => None,
         });
-        let mut all: SmallVec<[&mut Strides; 8]> =
+        let mut strides: SmallVec<[&mut Strides; 8]> =
             loads.chain(self.stores.iter_mut().map(|s| &mut s.strides)).collect();
-        collapse(&mut self.shape, &mut all);
+        collapse(&mut self.shape, &mut strides);
         if self.shape.is_empty() {
             self.shape.push(1);
-            all.iter_mut().for_each(|s| s.push(0));
+            strides.iter_mut().for_each(|s| s.push(0));
         }
     }
 
     /// The number of neighbours that one thread computes, so that each memory access has up to 16 bytes. What all
     /// neighbours read, such as the index of a row, is one access.
     fn width(&self) -> usize {
-        let last = self.shape.len() - 1;
+        let last_axis = self.shape.len() - 1;
         let operands = || {
             let loads = self.loads().map(|(_, l)| (l.at, size(l.kind), &l.strides, &l.terms[..]));
             loads.chain(self.stores.iter().map(|s| (s.at, size(self.kind(s.value)), &s.strides, &[][..])))
         };
         let indices = self.loads().flat_map(|(_, l)| &l.terms).map(|t| t.index);
-        let varies_along = indices
-            .into_iter()
-            .any(|index| matches!(&self.values[index.0], MapDefinition::Load(l) if l.strides[last] != 0));
+        let varies_along = indices.into_iter().any(
+            |index| matches!(&self.values[index.0], MapDefinition::Load(l) if l.strides[last_axis] != 0),
+        );
         let has_far_neighbours = |strides: &Strides| {
-            !matches!(strides[last], 0 | 1) && strided_reads::step_of(strides[last]).is_none()
+            !matches!(strides[last_axis], 0 | 1) && strided_reads::step_of(strides[last_axis]).is_none()
         };
-        if self.shape[last] == 1 || varies_along || operands().any(|o| has_far_neighbours(o.2)) {
+        if self.shape[last_axis] == 1 || varies_along || operands().any(|o| has_far_neighbours(o.2)) {
             return 1;
         }
-        if self.stores.iter().any(|s| s.strides[last] != 1) {
+        if self.stores.iter().any(|s| s.strides[last_axis] != 1) {
             return 1;
         }
-        let widest = operands().filter(|o| o.2[last] != 0).map(|o| o.1).max().unwrap_or(1);
+        let widest = operands().filter(|o| o.2[last_axis] != 0).map(|o| o.1).max().unwrap_or(1);
         let mut width = 16 / widest;
         while width > 1 {
-            let whole = self.shape.len() == 1 || self.shape[last].is_multiple_of(width);
-            let aligned = whole
-                && operands().filter(|o| o.2[last] == 1).all(|(at, size, strides, terms)| {
-                    at.is_multiple_of((width * size) as u64)
-                        && strides[..last].iter().all(|s| s.unsigned_abs().is_multiple_of(width))
+            let divides_rows = self.shape.len() == 1 || self.shape[last_axis].is_multiple_of(width);
+            let aligned = divides_rows
+                && operands().filter(|o| o.2[last_axis] == 1).all(|(address, size, strides, terms)| {
+                    address.is_multiple_of((width * size) as u64)
+                        && strides[..last_axis].iter().all(|s| s.unsigned_abs().is_multiple_of(width))
                         && terms.iter().all(|t| t.stride.unsigned_abs().is_multiple_of(width))
                 })
-                && self.loads().all(|(_, l)| l.strides[last] < 2 || self.read_window(l, width).is_some());
-            if aligned && self.shape[last] >= width {
+                && self
+                    .loads()
+                    .all(|(_, l)| l.strides[last_axis] < 2 || self.read_window(l, width).is_some());
+            if aligned && self.shape[last_axis] >= width {
                 break;
             }
             width /= 2;
@@ -352,12 +354,12 @@ impl MapKernel {
     /// the computed type.
     pub fn elements(&self, width: usize, value: MapValue, computed: &str) -> String {
         let mut out = format!("[&](i64 k, {computed} *c) {{\n        typedef i64 O;\n        i64 t = at;\n");
-        let last = self.shape.len() - 1;
-        for axis in (0..last).rev() {
+        let last_axis = self.shape.len() - 1;
+        for axis in (0..last_axis).rev() {
             let n = self.shape[axis];
             let _ = writeln!(out, "        const i64 c{axis} = t % {n}; t /= {n};");
         }
-        let _ = writeln!(out, "        const i64 c{last} = k;");
+        let _ = writeln!(out, "        const i64 c{last_axis} = k;");
         self.emit_vector(&mut out, width, &format!("c[j] = get(v{});", value.0));
         out.push_str("    }");
         out
@@ -390,8 +392,8 @@ impl MapKernel {
         }
         for (k, store) in self.stores.iter().enumerate() {
             let kind = self.kind(store.value);
-            let place = linear(&store.strides);
-            let _ = writeln!(body, "        (({kind} *)q{k})[{place}] = v{};", store.value.0);
+            let position = linear(&store.strides);
+            let _ = writeln!(body, "        (({kind} *)q{k})[{position}] = v{};", store.value.0);
         }
         let declared = self.declared().collect();
         let params = self.addresses().collect();
@@ -491,13 +493,14 @@ impl MapKernel {
 
     /// The work at vector `i` of `width` positions, counted from position `first` of a space of one axis.
     fn body(&self, out: &mut String, width: usize, first: usize) {
-        let last = self.shape.len() - 1;
+        let last_axis = self.shape.len() - 1;
         let _ = writeln!(out, "        I t = i;");
-        for axis in (0..=last).rev() {
-            let n = if axis == last && first == 0 { self.shape[axis] / width } else { self.shape[axis] };
-            let scale = if axis == last { width } else { 1 };
+        for axis in (0..=last_axis).rev() {
+            let n = if axis == last_axis && first == 0 { self.shape[axis] / width } else { self.shape[axis] };
+            let scale = if axis == last_axis { width } else { 1 };
             let c = if axis == 0 { "t".to_string() } else { format!("t % (I){n}u") };
-            let start = if axis == last && first > 0 { format!(" + (O){first}ll") } else { String::new() };
+            let start =
+                if axis == last_axis && first > 0 { format!(" + (O){first}ll") } else { String::new() };
             let _ = writeln!(out, "        O c{axis} = (O)({c}) * {scale}{start};");
             if axis > 0 {
                 let _ = writeln!(out, "        t /= (I){n}u;");
@@ -546,13 +549,13 @@ impl MapKernel {
         }
         for (k, store) in self.stores.iter().enumerate() {
             let kind = self.kind(store.value);
-            let place = linear(&store.strides);
-            let _ = writeln!(out, "        write<{kind}, {width}>(({kind} *)q{k} + ({place}), r{k});");
+            let position = linear(&store.strides);
+            let _ = writeln!(out, "        write<{kind}, {width}>(({kind} *)q{k} + ({position}), r{k});");
         }
     }
 
     fn load_text(&self, out: &mut String, i: usize, load: &MapLoad, width: usize, assertion: &mut usize) {
-        let mut place = linear(&load.strides);
+        let mut position = linear(&load.strides);
         for (k, term) in load.terms.iter().enumerate() {
             let index = match &self.values[term.index.0] {
                 MapDefinition::Load(l) if l.strides[self.shape.len() - 1] == 0 => {
@@ -566,11 +569,11 @@ impl MapKernel {
                  if (g{i}_{k} < 0) {{ report(status, assertion{assertion}, get({index})); return; }}",
                 term.extent
             );
-            let _ = write!(place, " + (O)g{i}_{k} * (O){}ll", term.stride);
+            let _ = write!(position, " + (O)g{i}_{k} * (O){}ll", term.stride);
             *assertion += 1;
         }
         let kind = load.kind;
-        let element = format!("(const {kind} *)p{i} + ({place})");
+        let element = format!("(const {kind} *)p{i} + ({position})");
         let _ = match self.neighbour_access(i, load, width) {
             NeighbourAccess::Shared => writeln!(out, "        const {kind} x{i} = *({element});"),
             NeighbourAccess::Vector => writeln!(

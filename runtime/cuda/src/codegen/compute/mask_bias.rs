@@ -60,9 +60,9 @@ pub(super) fn bias_layout(
         strides[axis] = isize::try_from(stride).ok()?;
         stride = stride.checked_mul(shape[axis])?;
     }
-    let most = MAX_BIAS_BYTES / o.q.dtype.size();
+    let max_elements = MAX_BIAS_BYTES / o.q.dtype.size();
     let numbers = LocatedTensor { shape: shape.into(), strides: strides.into(), ..o.q.clone() };
-    (1..=most).contains(&stride).then_some(numbers)
+    (1..=max_elements).contains(&stride).then_some(numbers)
 }
 
 /// The number of elements, including the gaps between rows.
@@ -92,7 +92,7 @@ pub(super) fn kernel(
     o: &AttentionOperands<'_, LocatedTensor>,
     limits: &[(&AttentionBound, i64)],
     numbers: &LocatedTensor,
-    to: DevicePtr,
+    destination: DevicePtr,
     l: &mut KernelLowering<'_>,
 ) -> KernelLaunch {
     let outer = numbers.shape.len().saturating_sub(1);
@@ -102,34 +102,35 @@ pub(super) fn kernel(
     let mut positions: Vec<BoundPosition> = Vec::with_capacity(o.positions.len());
     for p in o.positions {
         let head = broadcast_axes(p, &one_column);
-        let at = HeadRows { at: l.address_of(p), head, row: vec![], step: 0 };
-        positions.push(BoundPosition { at, dtype: p.dtype });
+        let rows = HeadRows { at: l.address_of(p), head, row: vec![], step: 0 };
+        positions.push(BoundPosition { at: rows, dtype: p.dtype });
     }
     let mut layout = format!("static const i64 S = {columns}, Q = 1;\n");
     layout.push_str(&bounds::layout(limits, &positions));
-    let mut seen = "column >= from && column < below".to_string();
+    let mut condition = "column >= from && column < below".to_string();
     if let Some(mask) = o.mask {
         let axes = broadcast_axes(mask, &numbers.shape);
         layout.push_str(&offset_function("m_row", &axes[..outer]));
         let step = axes[outer].stride;
-        seen.push_str(&format!(" && ((const sc::u8 *)mask)[sc::@_L::m_row(row) + column * {step}ll] != 0"));
+        condition
+            .push_str(&format!(" && ((const sc::u8 *)mask)[sc::@_L::m_row(row) + column * {step}ll] != 0"));
     }
     let names: Vec<String> = (0..positions.len()).map(|i| format!("b{i}")).collect();
     let parameters: String = names.iter().map(|b| format!(", const void *{b}")).collect();
-    let given = if names.is_empty() { "0".into() } else { names.join(", ") };
+    let elements = if names.is_empty() { "0".into() } else { names.join(", ") };
     let element = stored_type(numbers.dtype);
     let pitch = pitch(numbers);
     let count = element_count(numbers);
     let text = format!(
         "namespace sc {{ struct @_L {{\n{layout}}}; }}\n\
          extern \"C\" __global__ void __launch_bounds__({THREADS}) @(const void *mask, void *numbers{parameters}) {{\n    \
-         symmc_enter();\n    const void *const given[] = {{{given}}};\n    \
+         symmc_enter();\n    const void *const given[] = {{{elements}}};\n    \
          const sc::i64 at = (sc::i64)blockIdx.x * {THREADS} + threadIdx.x, row = at / {pitch}, column = at % {pitch};\n    \
          if (at >= {count}ll) return;\n    sc::i64 from, below;\n    \
-         sc::@_L::span(given, row, 0, from, below);\n    const bool seen = {seen};\n    \
+         sc::@_L::span(given, row, 0, from, below);\n    const bool seen = {condition};\n    \
          ((sc::{element} *)numbers)[at] = sc::Put<sc::{element}>::of(seen ? 0.0f : sc::minus_infinity(0.0f));\n}}\n"
     );
-    let addresses = [o.mask.map_or(DevicePtr::NULL, |m| l.address_of(m)), to].into_iter();
+    let addresses = [o.mask.map_or(DevicePtr::NULL, |m| l.address_of(m)), destination].into_iter();
     let addresses = addresses.chain(positions.iter().map(|p| p.at.at));
     let params = addresses.map(Into::into).collect();
     l.preludes();
@@ -244,7 +245,7 @@ mod tests {
         };
         // Each tensor is at the address that is its number of bytes.
         let bytes = |x: &LocatedTensor| x.shape.iter().product::<usize>() * x.dtype.size();
-        let at = |x: &LocatedTensor| DevicePtr::from(bytes(x) as u64);
+        let address_of = |x: &LocatedTensor| DevicePtr::from(bytes(x) as u64);
         for (dtype, visible) in [(DType::Bool, 1), (DType::BF16, 0), (DType::F32, 0)] {
             let mask = located(dtype, &[30, 41]);
             let positions = [limit.clone()];
@@ -258,9 +259,9 @@ mod tests {
             };
             let floats = [&q, &k, &v, &sums].map(|x| (x, FINITE));
             let expected: Vec<TimingFill> = (floats.into_iter().chain([(&limit, 0xc0), (&mask, visible)]))
-                .map(|(x, byte)| TimingFill { at: at(x), bytes: bytes(x), byte })
+                .map(|(x, byte)| TimingFill { at: address_of(x), bytes: bytes(x), byte })
                 .collect();
-            assert_eq!(timing_fills(&o, &[(&bound, 0)], &[&sums], &at), expected);
+            assert_eq!(timing_fills(&o, &[(&bound, 0)], &[&sums], &address_of), expected);
         }
         assert!(f32::from_ne_bytes([FINITE; 4]).is_finite());
         // The exponents of f16 and bf16 have 5 and 8 bits.

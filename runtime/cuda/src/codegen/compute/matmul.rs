@@ -82,7 +82,7 @@ pub(super) fn single_library_product(
     if empty || !p.dtype.is_float() || !by_rows {
         return Ok(None);
     }
-    Ok(library_products(&p).and_then(|all| if let [one] = all[..] { Some(one) } else { None }))
+    Ok(library_products(&p).and_then(|gemms| if let [one] = gemms[..] { Some(one) } else { None }))
 }
 
 fn product(
@@ -93,8 +93,8 @@ fn product(
 ) -> Result<BatchedProduct> {
     let rank = result.shape.len();
     let shape_error = || {
-        let found = (x.shape.clone(), y.shape.clone(), result.shape.clone());
-        mismatch_error("matmul", "[.., m, k], [.., k, n] and [.., m, n]", found)
+        let shapes = (x.shape.clone(), y.shape.clone(), result.shape.clone());
+        mismatch_error("matmul", "[.., m, k], [.., k, n] and [.., m, n]", shapes)
     };
     let xr = x.shape.len();
     let yr = y.shape.len();
@@ -131,22 +131,22 @@ fn may_store(factors: DType, result: DType) -> bool {
 /// A batch of products with one right matrix is one product if the rows of the batch have one stride.
 fn fold(p: &mut BatchedProduct) {
     while let Some(&n) = p.batch.last() {
-        let last = p.batch.len() - 1;
+        let last_axis = p.batch.len() - 1;
         let rows_join = [&p.a, &p.c].into_iter().all(|side| {
             let rows = side.matrix[0];
-            rows.n == 1 || side.batch[last] == rows.stride * rows.n as isize
+            rows.n == 1 || side.batch[last_axis] == rows.stride * rows.n as isize
         });
-        if p.b.batch[last] != 0 || !rows_join {
+        if p.b.batch[last_axis] != 0 || !rows_join {
             return;
         }
         for side in [&mut p.a, &mut p.c] {
             let rows = side.matrix[0];
-            let stride = if rows.n == 1 { side.batch[last] } else { rows.stride };
+            let stride = if rows.n == 1 { side.batch[last_axis] } else { rows.stride };
             side.matrix[0] = IterationAxis { n: rows.n * n, stride };
-            side.batch.truncate(last);
+            side.batch.truncate(last_axis);
         }
-        p.b.batch.truncate(last);
-        p.batch.truncate(last);
+        p.b.batch.truncate(last_axis);
+        p.batch.truncate(last_axis);
     }
 }
 
@@ -177,30 +177,38 @@ fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
         std::mem::swap(&mut a, &mut b);
         [&mut a, &mut b, &mut c].into_iter().for_each(|s| s.matrix.swap(0, 1));
     }
-    let last = p.batch.len().checked_sub(1);
-    let whole = Gemm {
+    let inner_axis = p.batch.len().checked_sub(1);
+    let template = Gemm {
         dtype: p.dtype,
         result_dtype: p.result_dtype,
         bias: None,
         m: c.matrix[0].n,
         n: c.matrix[1].n,
         k: a.matrix[1].n,
-        batch: last.map_or(1, |l| p.batch[l]),
-        a: device_matrix(&a, last)?,
-        b: device_matrix(&b, last)?,
-        c: device_matrix(&c, last)?,
+        batch: inner_axis.map_or(1, |l| p.batch[l]),
+        a: device_matrix(&a, inner_axis)?,
+        b: device_matrix(&b, inner_axis)?,
+        c: device_matrix(&c, inner_axis)?,
     };
-    let outer = &p.batch[..last.unwrap_or(0)];
+    let outer = &p.batch[..inner_axis.unwrap_or(0)];
     let count: usize = outer.iter().product();
-    let largest = [whole.m, whole.n, whole.k, whole.batch, whole.a.step, whole.b.step, whole.c.step];
-    if count > MAX_PRODUCTS || largest.iter().any(|&n| n > i32::MAX as usize) || whole.c.batch < 0 {
+    let largest = [
+        template.m,
+        template.n,
+        template.k,
+        template.batch,
+        template.a.step,
+        template.b.step,
+        template.c.step,
+    ];
+    if count > MAX_PRODUCTS || largest.iter().any(|&n| n > i32::MAX as usize) || template.c.batch < 0 {
         return None;
     }
     let [size, result_size] = [p.dtype, p.result_dtype].map(|dtype| dtype.size() as i64);
     let mut gemms = Vec::with_capacity(count);
     for number in 0..count {
         let mut index = number;
-        let mut gemm = whole;
+        let mut gemm = template;
         for axis in (0..outer.len()).rev() {
             let i = (index % outer[axis]) as i64;
             index /= outer[axis];

@@ -88,7 +88,7 @@ fn contiguous_bytes(from: &StridedRegion, to: &StridedRegion, size: usize) -> Op
 /// Copies regions to others of the same shape, with one kernel for up to [`PARTS_OF_KERNEL`] regions of one
 /// shape. Sources and destinations do not overlap.
 fn transfer_all(
-    parts: Vec<(StridedRegion, StridedRegion)>,
+    transfers: Vec<(StridedRegion, StridedRegion)>,
     kind: &'static str,
     size: usize,
     l: &mut KernelLowering<'_>,
@@ -96,16 +96,19 @@ fn transfer_all(
     let mut out = Vec::new();
     // The kernels with the number of parts of each, and the last one for each shape.
     let mut kernels: Vec<(MapKernel, usize)> = Vec::new();
-    let mut last: HashMap<Vec<usize>, usize> = HashMap::new();
-    for (from, to) in parts.into_iter().filter(|(from, to)| !is_in_place(from, to)) {
+    let mut kernel_of_shape: HashMap<Vec<usize>, usize> = HashMap::new();
+    for (from, to) in transfers.into_iter().filter(|(from, to)| !is_in_place(from, to)) {
         if let Some(bytes) = contiguous_bytes(&from, &to, size) {
             out.push(GpuCommand::Copy { to: to.at, from: from.at, bytes });
             continue;
         }
-        let known = last.get(&to.shape).copied().filter(|&k| kernels[k].1 < MAX_CONCAT_OPERANDS_PER_KERNEL);
-        let k = known.unwrap_or_else(|| {
+        let reusable = kernel_of_shape
+            .get(&to.shape)
+            .copied()
+            .filter(|&k| kernels[k].1 < MAX_CONCAT_OPERANDS_PER_KERNEL);
+        let k = reusable.unwrap_or_else(|| {
             kernels.push((MapKernel::over_shape(&to.shape), 0));
-            last.insert(to.shape.clone(), kernels.len() - 1);
+            kernel_of_shape.insert(to.shape.clone(), kernels.len() - 1);
             kernels.len() - 1
         });
         let (map, count) = &mut kernels[k];
@@ -124,19 +127,19 @@ pub(super) fn copy(x: &LocatedTensor, result: &LocatedTensor, l: &mut KernelLowe
         return Err(mismatch_error("the result of a copy", &x.shape, &result.shape));
     }
     let from = StridedRegion::from_value(x, l);
-    let to = StridedRegion::from_value(result, l);
+    let destination = StridedRegion::from_value(result, l);
     let kind = moved_type(x.dtype);
     let size = x.dtype.size();
     let work = if x.shape == result.shape {
-        vec![transfer(&from, &to, kind, size, l)]
-    } else if to.is_dense() {
-        vec![transfer(&from, &StridedRegion::dense(to.at, &from.shape), kind, size, l)]
+        vec![transfer(&from, &destination, kind, size, l)]
+    } else if destination.is_dense() {
+        vec![transfer(&from, &StridedRegion::dense(destination.at, &from.shape), kind, size, l)]
     } else if from.is_dense() {
-        vec![transfer(&StridedRegion::dense(from.at, &to.shape), &to, kind, size, l)]
+        vec![transfer(&StridedRegion::dense(from.at, &destination.shape), &destination, kind, size, l)]
     } else {
         let room = l.workspace_for("a reshape between two strided layouts", n * size)?;
         let first = transfer(&from, &StridedRegion::dense(room, &from.shape), kind, size, l);
-        vec![first, transfer(&StridedRegion::dense(room, &to.shape), &to, kind, size, l)]
+        vec![first, transfer(&StridedRegion::dense(room, &destination.shape), &destination, kind, size, l)]
     };
     Ok(work.into_iter().flatten().collect())
 }
@@ -148,9 +151,9 @@ pub(super) fn concat(
     result: &LocatedTensor,
     l: &mut KernelLowering<'_>,
 ) -> Commands {
-    let whole = StridedRegion::from_value(result, l);
+    let destination = StridedRegion::from_value(result, l);
     let mut start = 0;
-    let mut parts = Vec::with_capacity(operands.len());
+    let mut transfers = Vec::with_capacity(operands.len());
     for x in operands {
         let rank = result.shape.len();
         let fits = axis < rank
@@ -161,12 +164,12 @@ pub(super) fn concat(
         if !fits {
             return Err(mismatch_error("an operand of concat", &result.shape, &x.shape));
         }
-        let mut to = whole.clone();
-        to.narrow(axis, start, x.shape[axis], x.dtype.size());
-        parts.push((StridedRegion::from_value(x, l), to));
+        let mut piece = destination.clone();
+        piece.narrow(axis, start, x.shape[axis], x.dtype.size());
+        transfers.push((StridedRegion::from_value(x, l), piece));
         start += x.shape[axis];
     }
-    Ok(transfer_all(parts, moved_type(result.dtype), result.dtype.size(), l))
+    Ok(transfer_all(transfers, moved_type(result.dtype), result.dtype.size(), l))
 }
 
 /// Pads `x` with `value`.
@@ -182,7 +185,7 @@ pub(super) fn pad(
         return Err(mismatch_error("the result of pad", &x.shape, &result.shape));
     }
     let mut from = StridedRegion::from_value(x, l);
-    let mut to = StridedRegion::from_value(result, l);
+    let mut destination = StridedRegion::from_value(result, l);
     for (axis, low) in low.iter().enumerate() {
         let Some(low) = low.as_const() else {
             return Err(CudaError::Unsupported("a padding has no concrete value".into()));
@@ -191,13 +194,13 @@ pub(super) fn pad(
         let start = usize::try_from(low).unwrap_or(0).min(result.shape[axis]);
         let n = (x.shape[axis] - skip).min(result.shape[axis] - start);
         from.narrow(axis, skip, n, x.dtype.size());
-        to.narrow(axis, start, n, x.dtype.size());
+        destination.narrow(axis, start, n, x.dtype.size());
     }
     let mut out = Vec::new();
-    if to.shape[..] != result.shape[..] {
+    if destination.shape[..] != result.shape[..] {
         out = element::lower(&Op::Full(value), &[], result, l)?;
     }
-    out.extend(transfer(&from, &to, moved_type(x.dtype), x.dtype.size(), l));
+    out.extend(transfer(&from, &destination, moved_type(x.dtype), x.dtype.size(), l));
     Ok(out)
 }
 
@@ -233,20 +236,21 @@ pub(super) fn index(
     if end > x.shape.len() {
         return Err(mismatch_error("indexing", format!("an operand with at least {end} axes"), &x.shape));
     }
-    let at = common_shape(indices);
-    let shape = [&x.shape[..axis], &at, &x.shape[end..]].concat();
+    let index_shape = common_shape(indices);
+    let shape = [&x.shape[..axis], &index_shape, &x.shape[end..]].concat();
     if result.shape[..] != shape[..] || result.dtype != x.dtype {
         return Err(mismatch_error("the result of indexing", &shape, &result.shape));
     }
     let mut map = MapKernel::over_shape(&shape);
     let mut terms = Vec::with_capacity(indices.len());
     for (k, index) in indices.iter().enumerate() {
-        let strides = strides_within(broadcast(&at, &index.shape, &index.strides), axis, x.shape.len() - end);
+        let strides =
+            strides_within(broadcast(&index_shape, &index.shape, &index.strides), axis, x.shape.len() - end);
         let value = map.load(l.address_of(index), stored_type(index.dtype), strides);
         let extent = x.shape[axis + k];
         terms.push((value, extent, x.strides[axis + k], l.index_assertion(axis + k, extent)));
     }
-    let zeros = repeat_n(0, at.len());
+    let zeros = repeat_n(0, index_shape.len());
     let strides =
         x.strides[..axis].iter().copied().chain(zeros).chain(x.strides[end..].iter().copied()).collect();
     finish_gather(map, x, strides, terms, result, l)

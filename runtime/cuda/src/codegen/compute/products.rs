@@ -106,7 +106,7 @@ pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result
         return Ok(Some(vec![GpuCommand::Gemm(gemm)]));
     }
     let mut map = MapKernel::over_shape(shape);
-    let mut known: Vec<(&LocatedTensor, MapValue)> = Vec::with_capacity(steps.len());
+    let mut values: Vec<(&LocatedTensor, MapValue)> = Vec::with_capacity(steps.len());
     let mut gemms = SmallVec::<[_; MAX_ADJACENT_PRODUCTS]>::new();
     let mut steady = true;
     let products = steps.iter().filter(|s| s.op.is_matmul()).map(|step| {
@@ -125,15 +125,16 @@ pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result
                         return Ok(None);
                     };
                     let kind = stored_type(result.dtype);
-                    known.push((result, map.compute(kind, format!("Put<{kind}>::of(sum[{}])", gemms.len()))));
+                    values
+                        .push((result, map.compute(kind, format!("Put<{kind}>::of(sum[{}])", gemms.len()))));
                     steady &= l.is_never_written(right);
                     gemms.push(gemm);
                 }
             }
-            _ => fused_map::evaluate(&mut map, step, &mut known, shape, l)?,
+            _ => fused_map::evaluate(&mut map, step, &mut values, shape, l)?,
         }
     }
-    fused_map::store(&mut map, &known, shape, l);
+    fused_map::store(&mut map, &values, shape, l);
     let Some(first) = gemms.first() else { return Ok(None) };
     let kernel = map
         .epilogue([first.m, first.n])
@@ -146,8 +147,10 @@ pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result
 fn product_with_bias(steps: &[BoundOperation<'_>], l: &KernelLowering<'_>) -> Result<Option<Gemm>> {
     let find =
         |accepts: &dyn Fn(&BoundOperation<'_>) -> bool| steps.iter().copied().find(|step| accepts(step));
-    let reads = |step: &BoundOperation<'_>, of: &BoundOperation<'_>| {
-        step.operands.iter().any(|x| of.results.iter().any(|r| (r.space, r.offset) == (x.space, x.offset)))
+    let reads = |step: &BoundOperation<'_>, producer: &BoundOperation<'_>| {
+        step.operands
+            .iter()
+            .any(|x| producer.results.iter().any(|r| (r.space, r.offset) == (x.space, x.offset)))
     };
     let Some(product) = find(&|step| *step.op == Op::MATMUL_UNROUNDED) else { return Ok(None) };
     let Some(sum) = find(&|step| *step.op == Op::Binary(BinaryOp::Add) && reads(step, &product)) else {
@@ -165,7 +168,7 @@ fn product_with_bias(steps: &[BoundOperation<'_>], l: &KernelLowering<'_>) -> Re
             && bias.shape[leading..] == [columns]
             && (columns == 1 || bias.strides[leading] == 1)
     };
-    let at = l.address_of(bias);
+    let bias_address = l.address_of(bias);
     let are_inner = steps
         .iter()
         .flat_map(|step| step.results)
@@ -175,10 +178,10 @@ fn product_with_bias(steps: &[BoundOperation<'_>], l: &KernelLowering<'_>) -> Re
         && bias.dtype == x.dtype
         && result.dtype == x.dtype
         && result.shape.last().is_some_and(|&columns| is_row(columns))
-        && at.is_multiple_of(ALIGNMENT);
+        && bias_address.is_multiple_of(ALIGNMENT);
     if !fits {
         return Ok(None);
     }
     let gemm = matmul::single_library_product(x, y, result, l)?;
-    Ok(gemm.filter(|gemm| gemm.batch == 1).map(|gemm| Gemm { bias: Some(at), ..gemm }))
+    Ok(gemm.filter(|gemm| gemm.batch == 1).map(|gemm| Gemm { bias: Some(bias_address), ..gemm }))
 }

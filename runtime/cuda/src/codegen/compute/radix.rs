@@ -54,9 +54,9 @@ impl RadixSort {
     /// A sort of `count` keys up to `largest`. `what` names it in an error about the workspace.
     pub(super) fn new(what: &str, count: usize, largest: usize, l: &KernelLowering<'_>) -> Result<RadixSort> {
         let room = l.workspace_for(what, workspace(count))?;
-        let at = |i: usize| room + (i * buffer_bytes(count)) as u64;
-        let buffers = [0, 2].map(|i| SortedKeys { keys: at(i), positions: at(i + 1) });
-        Ok(RadixSort { count, largest, buffers, digit_counts: at(4) })
+        let buffer = |i: usize| room + (i * buffer_bytes(count)) as u64;
+        let buffers = [0, 2].map(|i| SortedKeys { keys: buffer(i), positions: buffer(i + 1) });
+        Ok(RadixSort { count, largest, buffers, digit_counts: buffer(4) })
     }
 
     /// The address at which a kernel before the sort writes the keys.

@@ -28,10 +28,10 @@ struct RotaryRows {
 impl RotaryRows {
     /// The rows of `value`, whose leading axes broadcast to `rows`.
     fn from_operand(value: &LocatedTensor, rows: &[usize], l: &KernelLowering<'_>) -> RotaryRows {
-        let last = value.shape.len() - 1;
-        let strides = broadcast(rows, &value.shape[..last], &value.strides[..last]);
+        let last_axis = value.shape.len() - 1;
+        let strides = broadcast(rows, &value.shape[..last_axis], &value.strides[..last_axis]);
         let row = collapsed_axes(rows, &Strides::from_slice(&strides));
-        RotaryRows { at: l.address_of(value), size: value.dtype.size(), row, step: value.strides[last] }
+        RotaryRows { at: l.address_of(value), size: value.dtype.size(), row, step: value.strides[last_axis] }
     }
 
     /// Whether accesses to `width` neighbours are aligned.
@@ -56,22 +56,22 @@ pub(super) fn lower(
     result: &LocatedTensor,
     l: &mut KernelLowering<'_>,
 ) -> Commands {
-    let part = rotary_part(width, interleaved, operands, result, 0, l)?;
-    Ok(part.map(|p| launch(&[p], l)).into_iter().collect())
+    let rotary = rotary_part(width, interleaved, operands, result, 0, l)?;
+    Ok(rotary.map(|p| launch(&[p], l)).into_iter().collect())
 }
 
 /// Lowers steps to one kernel.
 pub fn lower_together(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Commands {
-    let mut parts = Vec::with_capacity(steps.len());
+    let mut rotaries = Vec::with_capacity(steps.len());
     for step in steps {
         let &Op::RotaryEmbedding { width, interleaved } = step.op else {
             return Err(super::lowering::no_kernel(step.op));
         };
         super::lowering::arity(step.op, step.operands.len(), step.results.len())?;
-        let number = parts.len();
-        parts.extend(rotary_part(width, interleaved, step.operands, &step.results[0], number, l)?);
+        let number = rotaries.len();
+        rotaries.extend(rotary_part(width, interleaved, step.operands, &step.results[0], number, l)?);
     }
-    Ok(if parts.is_empty() { Vec::new() } else { vec![launch(&parts, l)] })
+    Ok(if rotaries.is_empty() { Vec::new() } else { vec![launch(&rotaries, l)] })
 }
 
 /// The part of a kernel for one step, with the number of its layout; `None` if there are no rows.
@@ -90,32 +90,32 @@ fn rotary_part(
     if count == 0 {
         return Ok(None);
     }
-    let all = [x, cos, sin, result].map(|v| RotaryRows::from_operand(v, lead, l));
-    let mut few = 16 / cos.dtype.size();
-    while few > 1 {
-        let allowed = (width / 2).is_multiple_of(few)
-            && (e - width).is_multiple_of(few)
-            && all.iter().all(|r| r.allows(few));
+    let operand_rows = [x, cos, sin, result].map(|v| RotaryRows::from_operand(v, lead, l));
+    let mut vector_width = 16 / cos.dtype.size();
+    while vector_width > 1 {
+        let allowed = (width / 2).is_multiple_of(vector_width)
+            && (e - width).is_multiple_of(vector_width)
+            && operand_rows.iter().all(|r| r.allows(vector_width));
         if allowed {
             break;
         }
-        few /= 2;
+        vector_width /= 2;
     }
-    let items = count * (width / 2 + e - width) / few;
+    let items = count * (width / 2 + e - width) / vector_width;
     let each = cos.shape.last() == Some(&width);
     let position = if items < 1 << 30 { "u32" } else { "u64" };
     let mut layout = format!(
-        "namespace sc {{ struct @_L{number} {{\ntypedef {} X; typedef {} C; typedef {position} I;\nstatic const I ROWS = {count};\nstatic const int E = {e}, WIDTH = {width}, V = {few};\nstatic const bool INTERLEAVED = {interleaved}, EACH = {each};\n",
+        "namespace sc {{ struct @_L{number} {{\ntypedef {} X; typedef {} C; typedef {position} I;\nstatic const I ROWS = {count};\nstatic const int E = {e}, WIDTH = {width}, V = {vector_width};\nstatic const bool INTERLEAVED = {interleaved}, EACH = {each};\n",
         stored_type(x.dtype),
         stored_type(cos.dtype),
     );
-    for (name, rows) in ["x", "c", "s", "r"].into_iter().zip(&all) {
+    for (name, rows) in ["x", "c", "s", "r"].into_iter().zip(&operand_rows) {
         layout.push_str(&offset_function(&format!("{name}_row"), &rows.row));
         let _ = writeln!(layout, "static const i64 {name}_step = {}ll;", rows.step);
     }
     layout.push_str("}; }\n");
     let blocks = items.div_ceil(THREADS).clamp(1, l.machine.multiprocessors as usize * 16);
-    Ok(Some(RotaryPart { layout, blocks, params: all.map(|r| r.at) }))
+    Ok(Some(RotaryPart { layout, blocks, params: operand_rows.map(|r| r.at) }))
 }
 
 fn check_operands(width: usize, operands: &[LocatedTensor], result: &LocatedTensor) -> Result<()> {
@@ -172,14 +172,14 @@ pub(super) fn rotary_epilogue(
         cos.shape.last() == Some(&width),
     );
     for (name, value) in [("c", cos), ("s", sin), ("r", r)] {
-        let last = value.shape.len() - 1;
-        let strides = broadcast(lead, &value.shape[..last], &value.strides[..last]);
-        for (part, chosen) in [("row", &rows), ("head", &heads)] {
+        let last_axis = value.shape.len() - 1;
+        let strides = broadcast(lead, &value.shape[..last_axis], &value.strides[..last_axis]);
+        for (axis_kind, chosen) in [("row", &rows), ("head", &heads)] {
             let along: Vec<IterationAxis> =
                 chosen.iter().map(|&a| IterationAxis { n: lead[a], stride: strides[a] }).collect();
-            layout.push_str(&offset_function(&format!("{name}_{part}"), &along));
+            layout.push_str(&offset_function(&format!("{name}_{axis_kind}"), &along));
         }
-        let _ = writeln!(layout, "static const i64 {name}_step = {}ll;", value.strides[last]);
+        let _ = writeln!(layout, "static const i64 {name}_step = {}ll;", value.strides[last_axis]);
     }
     layout.push_str("}; }\n");
     let half = if interleaved { 1 } else { width / 2 };
@@ -191,9 +191,9 @@ pub(super) fn rotary_epilogue(
 fn row_and_head_axes(x: &LocatedTensor, matrix: &LocatedTensor) -> Option<[Vec<usize>; 2]> {
     let (&head, lead) = x.shape.split_last()?;
     let (&columns, rows) = matrix.shape.split_last()?;
-    let all = (x.space, x.by_rank, x.offset, x.dtype)
+    let is_whole_matrix = (x.space, x.by_rank, x.offset, x.dtype)
         == (matrix.space, matrix.by_rank, matrix.offset, matrix.dtype);
-    if !all || !is_contiguous(matrix) || x.strides.last() != Some(&1) {
+    if !is_whole_matrix || !is_contiguous(matrix) || x.strides.last() != Some(&1) {
         return None;
     }
     let order = by_stride(lead, &x.strides[..lead.len()]);

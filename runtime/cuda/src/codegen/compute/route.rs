@@ -50,7 +50,7 @@ impl RouteSizes {
             return Err(mismatch_error("the ids of route", "[tokens, slots]", &ids.shape));
         };
         let experts = route.experts as usize;
-        let divides = |whole: usize| ranks > 0 && whole.is_multiple_of(ranks);
+        let divides = |count: usize| ranks > 0 && count.is_multiple_of(ranks);
         if me >= ranks || !divides(tokens) || !divides(experts) || experts == 0 {
             return Err(mismatch_error("route", format!("multiples of {ranks} ranks"), (tokens, experts)));
         }
@@ -66,11 +66,11 @@ impl RouteSizes {
         };
         let sections = sizes.sections;
         let expected = [sizes.slots / ranks, sizes.slots, sizes.capacity, sections, sections];
-        let found: Vec<usize> = results.iter().map(|r| r.shape.iter().product()).collect();
+        let counts: Vec<usize> = results.iter().map(|r| r.shape.iter().product()).collect();
         let are_ints =
             matches!(ids.dtype, DType::I32 | DType::I64) && results.iter().all(|r| r.dtype == DType::I64);
-        if found[..] != expected || !are_ints {
-            return Err(mismatch_error("the results of route", expected, found));
+        if counts[..] != expected || !are_ints {
+            return Err(mismatch_error("the results of route", expected, counts));
         }
         let largest = sizes.slots.max(sizes.capacity);
         if largest > i32::MAX as usize {
@@ -90,10 +90,10 @@ impl RouteSizes {
 
     /// The most threads of a block, but not many more than there are slots, whose data fit this shared memory.
     fn threads(&self, shared: usize) -> Result<usize> {
-        let [most, least] = THREADS;
-        let mut threads = (self.slots / SLOTS_PER_THREAD).next_power_of_two().clamp(4 * least, most);
+        let [max, min] = THREADS;
+        let mut threads = (self.slots / SLOTS_PER_THREAD).next_power_of_two().clamp(4 * min, max);
         while self.shared_bytes(threads) > shared {
-            if threads == least {
+            if threads == min {
                 let expected =
                     format!("fewer sections than {} in {shared} bytes of shared memory", self.bins());
                 return Err(mismatch_error("route", expected, self.bins()));

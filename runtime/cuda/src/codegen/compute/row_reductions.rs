@@ -230,8 +230,8 @@ impl<'a> RowKernel<'a> {
 
     /// The value of an operand: the result of an earlier step, or a load.
     fn operand(&mut self, x: &LocatedTensor, l: &KernelLowering<'_>) -> Result<MapValue> {
-        let given = self.known.iter().rev().find(|(r, _)| reads_same_elements(r, x, self.shape));
-        if let Some((_, value)) = given {
+        let computed = self.known.iter().rev().find(|(r, _)| reads_same_elements(r, x, self.shape));
+        if let Some((_, value)) = computed {
             return Ok(*value);
         }
         let value = element::load(&mut self.map, x, self.shape, l)?;
@@ -297,17 +297,18 @@ impl<'a> RowKernel<'a> {
     /// Stores the results that have memory, unless a later one overwrites them.
     fn store_results(&mut self, l: &KernelLowering<'_>) {
         for (k, (result, value)) in self.known.iter().enumerate() {
-            let again = self.known[k + 1..].iter().any(|(r, _)| reads_same_elements(r, result, self.shape));
-            if result.space == MemorySpace::Inner || again {
+            let is_overwritten =
+                self.known[k + 1..].iter().any(|(r, _)| reads_same_elements(r, result, self.shape));
+            if result.space == MemorySpace::Inner || is_overwritten {
                 continue;
             }
-            let at = l.address_of(result);
+            let address = l.address_of(result);
             let value = *value;
             if self.has_full_shape(result) {
-                self.map.store(at, Strides::from_slice(&result.strides), value);
+                self.map.store(address, Strides::from_slice(&result.strides), value);
             } else {
                 let strides = broadcast(self.shape, &result.shape, &result.strides);
-                self.row_stores.push(RowStore { at, strides, value: MapKernel::index(value) });
+                self.row_stores.push(RowStore { at: address, strides, value: MapKernel::index(value) });
             }
         }
     }
@@ -360,8 +361,8 @@ impl<'k> PhaseWriter<'k> {
         needed.push(values_per_element(kernel, kernel.map.stored_values().map(MapKernel::index)));
         let mut phases =
             PhaseWriter { kernel, statements, group, n, chunks, needed, keeps_in_registers: true };
-        let kept = (0..phases.statements.len()).filter(|&i| phases.is_in_registers(i));
-        let bytes: usize = kept.map(|i| phases.statements[i].bytes() * group.width * chunks).sum();
+        let in_registers = (0..phases.statements.len()).filter(|&i| phases.is_in_registers(i));
+        let bytes: usize = in_registers.map(|i| phases.statements[i].bytes() * group.width * chunks).sum();
         phases.keeps_in_registers = bytes <= KEPT_BYTES[usize::from(group.block > 512)];
         phases
     }
@@ -409,7 +410,9 @@ impl<'k> PhaseWriter<'k> {
                 continue;
             }
             let (kind, expression) = match statement {
-                MapStatement::Load { kind, place } => (kind, format!("((const {kind} *)p{i})[{place}]")),
+                MapStatement::Load { kind, place: position } => {
+                    (kind, format!("((const {kind} *)p{i})[{position}]"))
+                }
                 MapStatement::Computed { kind, expression } => (kind, expression.to_string()),
             };
             let _ = writeln!(out, "    const {kind} v{i} = {expression};");
@@ -418,9 +421,9 @@ impl<'k> PhaseWriter<'k> {
 
     /// Emits the reductions whose operands are of this level.
     fn reduction_phase(&self, out: &mut String, level: usize) {
-        let all = self.kernel.reductions.iter();
+        let reductions = self.kernel.reductions.iter();
         let current: Vec<&RowReduction> =
-            all.filter(|r| self.kernel.values[r.result].level == level + 1).collect();
+            reductions.filter(|r| self.kernel.values[r.result].level == level + 1).collect();
         for r in &current {
             let _ = writeln!(out, "    {} v{};", r.kind, r.result);
             if let RowOp::NormFactor { unit, .. } = r.op {
@@ -476,10 +479,11 @@ impl<'k> PhaseWriter<'k> {
         let mut each = String::new();
         let mut after = String::new();
         let mut before = String::new();
-        for (k, (kind, place, value)) in stores.iter().enumerate() {
+        for (k, (kind, position, value)) in stores.iter().enumerate() {
             let _ = writeln!(before, "            Few<{kind}, {width}> r{k};");
             let _ = writeln!(each, "                r{k}.e[j] = v{value};");
-            let _ = writeln!(after, "            write<{kind}, {width}>(({kind} *)q{k} + ({place}), r{k});");
+            let _ =
+                writeln!(after, "            write<{kind}, {width}>(({kind} *)q{k} + ({position}), r{k});");
         }
         if !stores.is_empty() {
             self.loop_over_row(out, self.levels(), &each, &(before + "@" + &after));
@@ -490,8 +494,8 @@ impl<'k> PhaseWriter<'k> {
         out.push_str("    __syncwarp();\n    if (lane == 0) {\n");
         for (k, store) in self.kernel.row_stores.iter().enumerate() {
             let kind = self.statements[store.value].kind();
-            let place = super::map::linear(&store.strides);
-            let _ = writeln!(out, "        (({kind} *)s{k})[{place}] = v{};", store.value);
+            let position = super::map::linear(&store.strides);
+            let _ = writeln!(out, "        (({kind} *)s{k})[{position}] = v{};", store.value);
         }
         out.push_str("    }\n");
     }
@@ -502,18 +506,18 @@ impl<'k> PhaseWriter<'k> {
         let ThreadGroup { threads, width, .. } = self.group;
         let (before, after) = around.split_once('@').unwrap_or_default();
         let unroll = if self.keeps_in_registers { self.chunks.max(1) } else { 2 };
-        let last = self.kernel.shape.len() - 1;
+        let last_axis = self.kernel.shape.len() - 1;
         let _ = writeln!(
             out,
             "#pragma unroll {unroll}\n        for (int i = 0; i < {}; i++) {{\n            const i64 k = ((i64)i * {threads} + lane) * {width};\n            \
-             if (k >= {}) continue;\n            const i64 c{last} = k;",
+             if (k >= {}) continue;\n            const i64 c{last_axis} = k;",
             self.chunks, self.n
         );
         let needed = &self.needed[phase];
         for i in (0..self.statements.len()).filter(|&i| needed[i]) {
             let MapStatement::Load { kind, place } = &self.statements[i] else { continue };
             let first = self.needed.iter().position(|needed| needed[i]) == Some(phase);
-            let (declared, at) = if self.is_in_registers(i) {
+            let (declared, source) = if self.is_in_registers(i) {
                 (String::new(), format!("x{i}[i]"))
             } else {
                 (format!("Few<{kind}, {width}> x{i}; "), format!("x{i}"))
@@ -521,7 +525,7 @@ impl<'k> PhaseWriter<'k> {
             if first || !self.is_in_registers(i) {
                 let _ = writeln!(
                     out,
-                    "            {declared}read<{kind}, {width}>({at}, (const {kind} *)p{i} + ({place}));"
+                    "            {declared}read<{kind}, {width}>({source}, (const {kind} *)p{i} + ({place}));"
                 );
             }
         }
@@ -529,8 +533,8 @@ impl<'k> PhaseWriter<'k> {
         for i in (0..self.statements.len()).filter(|&i| needed[i]) {
             let _ = match &self.statements[i] {
                 MapStatement::Load { kind, .. } => {
-                    let at = if self.is_in_registers(i) { format!("x{i}[i]") } else { format!("x{i}") };
-                    writeln!(out, "                const {kind} v{i} = {at}.e[j];")
+                    let source = if self.is_in_registers(i) { format!("x{i}[i]") } else { format!("x{i}") };
+                    writeln!(out, "                const {kind} v{i} = {source}.e[j];")
                 }
                 MapStatement::Computed { kind, expression } => {
                     writeln!(out, "                const {kind} v{i} = {expression};")

@@ -70,14 +70,15 @@ pub(super) struct ThreadGroup {
 }
 
 impl ThreadGroup {
-    /// The group for rows of `n` elements of the operands `all`, of which the first is read most.
-    fn for_operands(rows: usize, n: usize, all: &[&RowSplit]) -> ThreadGroup {
-        let size = all.iter().map(|s| s.dtype.size()).max().unwrap_or(8);
-        let rows_are_adjacent = all[0].row.last().is_some_and(|a| a.stride.unsigned_abs() < all[0].step());
+    /// The group for rows of `n` elements of these operands, the first of which is read most.
+    fn for_operands(rows: usize, n: usize, operands: &[&RowSplit]) -> ThreadGroup {
+        let size = operands.iter().map(|s| s.dtype.size()).max().unwrap_or(8);
+        let rows_are_adjacent =
+            operands[0].row.last().is_some_and(|a| a.stride.unsigned_abs() < operands[0].step());
         if n == 1 || (rows_are_adjacent && rows >= 512) {
             return ThreadGroup { threads: 1, block: 128, width: 1, items: 0 };
         }
-        ThreadGroup::for_contiguous(rows, n, widest_access((16 / size).max(1), all))
+        ThreadGroup::for_contiguous(rows, n, widest_access((16 / size).max(1), operands))
     }
 
     /// The group for rows of `n` adjacent elements, read `width` at a time.
@@ -86,8 +87,8 @@ impl ThreadGroup {
         let (threads, block) = if accesses <= WARP_ACCESSES && (rows >= 8 || accesses <= 64) {
             (32, 128)
         } else {
-            let most = if accesses > 4096 { 1024 } else { 512 };
-            let threads = accesses.next_power_of_two().clamp(64, most);
+            let max_threads = if accesses > 4096 { 1024 } else { 512 };
+            let threads = accesses.next_power_of_two().clamp(64, max_threads);
             (threads, threads)
         };
         let items = accesses.div_ceil(threads) * width;
@@ -105,8 +106,8 @@ impl ThreadGroup {
 }
 
 /// The largest access width, up to `width`, that all operands allow.
-fn widest_access(mut width: usize, all: &[&RowSplit]) -> usize {
-    while !all.iter().all(|s| s.allows(width)) {
+fn widest_access(mut width: usize, operands: &[&RowSplit]) -> usize {
+    while !operands.iter().all(|s| s.allows(width)) {
         width /= 2;
     }
     width
@@ -176,15 +177,15 @@ pub(super) fn reduction_name(op: ReductionKind) -> &'static str {
 
 /// The axes that remain without the axes of a row; they number the rows.
 fn kept_axes(x: &LocatedTensor, axes: &[usize], result: &LocatedTensor) -> Result<Vec<usize>> {
-    let kept: Vec<usize> = (0..x.shape.len()).filter(|a| !axes.contains(a)).collect();
-    let rows: Vec<usize> = kept.iter().map(|&a| x.shape[a]).collect();
-    let all: Vec<usize> =
+    let outer_axes: Vec<usize> = (0..x.shape.len()).filter(|a| !axes.contains(a)).collect();
+    let rows: Vec<usize> = outer_axes.iter().map(|&a| x.shape[a]).collect();
+    let keepdim_shape: Vec<usize> =
         (0..x.shape.len()).map(|a| if axes.contains(&a) { 1 } else { x.shape[a] }).collect();
     let fits = axes.iter().all(|&a| a < x.shape.len());
-    if !fits || (result.shape[..] != rows[..] && result.shape[..] != all[..]) {
+    if !fits || (result.shape[..] != rows[..] && result.shape[..] != keepdim_shape[..]) {
         return Err(mismatch_error("the result of a reduction", rows, &result.shape));
     }
-    Ok(kept)
+    Ok(outer_axes)
 }
 
 fn empty(op: impl std::fmt::Display) -> CudaError {
@@ -246,10 +247,11 @@ impl ReductionPass {
         let blocks = self.blocks();
         let columns = self.are_columns();
         let wanted = l.machine.multiprocessors as usize * if columns { 8 } else { 2 };
-        let least = if columns { 8 * COLUMNS_PER_BLOCK } else { MIN_PIECE_ELEMENTS };
-        let most = (wanted / blocks.max(1)).min(self.n / least).min(MAX_PARTIAL_RESULTS / self.rows);
-        let Some(&first) = self.x.within.first().filter(|_| most > 1) else { return Ok(vec![self]) };
-        let Some(pieces) = (2..=most).rev().find(|p| first.n.is_multiple_of(*p)) else {
+        let min_elements = if columns { 8 * COLUMNS_PER_BLOCK } else { MIN_PIECE_ELEMENTS };
+        let max_pieces =
+            (wanted / blocks.max(1)).min(self.n / min_elements).min(MAX_PARTIAL_RESULTS / self.rows);
+        let Some(&first) = self.x.within.first().filter(|_| max_pieces > 1) else { return Ok(vec![self]) };
+        let Some(pieces) = (2..=max_pieces).rev().find(|p| first.n.is_multiple_of(*p)) else {
             return Ok(vec![self]);
         };
         let each = first.n / pieces;
@@ -265,17 +267,17 @@ impl ReductionPass {
             (ReductionKind::Any | ReductionKind::All, _) => DType::Bool,
             (_, dtype) => dtype,
         };
-        let at = l.workspace_for("a reduction", pieces * self.rows * dtype.size())?;
-        let all = vec![IterationAxis { n: pieces * self.rows, stride: 1 }];
+        let partial_results = l.workspace_for("a reduction", pieces * self.rows * dtype.size())?;
+        let partial_axis = vec![IterationAxis { n: pieces * self.rows, stride: 1 }];
         let of_row = vec![IterationAxis { n: self.rows, stride: 1 }];
         let by_piece = vec![IterationAxis { n: pieces, stride: self.rows as isize }];
         let op = if self.op == ReductionKind::Mean { ReductionKind::Sum } else { self.op };
         let rows = self.rows * pieces;
         let n = self.n / pieces;
         let x = RowSplit { row, within, ..self.x };
-        let r = RowSplit { at, dtype, row: all, within: Vec::new() };
+        let r = RowSplit { at: partial_results, dtype, row: partial_axis, within: Vec::new() };
         let first = ReductionPass { op, x, r, rows, n, count: n };
-        let x = RowSplit { at, dtype, row: of_row, within: by_piece };
+        let x = RowSplit { at: partial_results, dtype, row: of_row, within: by_piece };
         Ok(vec![first, ReductionPass { x, n: pieces, ..self }])
     }
 
@@ -379,8 +381,8 @@ fn row_extents(inner: &[usize], x: &LocatedTensor, result: &LocatedTensor) -> Re
         return Err(mismatch_error("the result of an op on rows", &x.shape, &result.shape));
     }
     let n: usize = inner.iter().map(|&a| x.shape[a]).product();
-    let all: usize = x.shape.iter().product();
-    Ok((all > 0).then(|| (all / n, n)))
+    let total: usize = x.shape.iter().product();
+    Ok((total > 0).then(|| (total / n, n)))
 }
 
 pub(super) fn softmax(
@@ -457,17 +459,17 @@ impl RowNorm {
         let mut params = Vec::new();
         let names = if self.rms.is_some() { &["w"][..] } else { &["w", "b"] };
         for (i, name) in names.iter().enumerate() {
-            let place = format!("{name}_in");
+            let offset_name = format!("{name}_in");
             let Some(p) = operands.get(1 + i) else {
                 // Templates also name absent operands.
-                layout.push_str(&offset_function(&place, &[]));
+                layout.push_str(&offset_function(&offset_name, &[]));
                 params.push((*name, DevicePtr::NULL));
                 continue;
             };
             if p.shape[..] != *shape || p.dtype != x.dtype {
                 return Err(mismatch_error("the weight or bias of a norm", shape, &p.shape));
             }
-            layout.push_str(&offset_function(&place, &collapsed_axes(&p.shape, &p.strides)));
+            layout.push_str(&offset_function(&offset_name, &collapsed_axes(&p.shape, &p.strides)));
             params.push((*name, l.address_of(p)));
         }
         params.push(("r", l.address_of(result)));
@@ -544,13 +546,13 @@ pub(super) fn norm_of_map(
     if norm.axes != 1 || group.items == 0 || map.has_assertions() {
         return Ok(None);
     }
-    let (more, norm_params, call) = norm.norm_text(operands, result, l)?;
-    let layout = layout(rows, n, group.width, &xs, &rs, &more);
+    let (members, norm_params, call) = norm.norm_text(operands, result, l)?;
+    let layout = layout(rows, n, group.width, &xs, &rs, &members);
     let declared =
         map.declared().chain(norm_params.iter().map(|(name, _)| format!("void *{name}"))).collect();
     let params = map.addresses().chain(norm_params.iter().map(|p| KernelParam::from(p.1))).collect();
     let fill = map.elements(group.width, value, computed_type(x.dtype));
     let body = row_prologue(group, &fill) + &call;
-    let what = format!("map_{}", norm.kernel_name());
-    Ok(Some(vec![kernel(&what, &layout, declared, params, &body, [group.blocks(rows), group.block], l)]))
+    let name = format!("map_{}", norm.kernel_name());
+    Ok(Some(vec![kernel(&name, &layout, declared, params, &body, [group.blocks(rows), group.block], l)]))
 }

@@ -249,8 +249,8 @@ pub(super) fn lower_index_put(
     l: &mut KernelLowering<'_>,
 ) -> Commands {
     let mut out = copy(x, result, l)?;
-    let part = index_put_part(axis, combine, [x, src], indices, result, 0, l)?;
-    launch(part.into_iter().collect(), &mut out, l)?;
+    let index_put = index_put_part(axis, combine, [x, src], indices, result, 0, l)?;
+    launch(index_put.into_iter().collect(), &mut out, l)?;
     Ok(out)
 }
 
@@ -258,7 +258,7 @@ pub(super) fn lower_index_put(
 /// their result's place.
 pub fn lower_together(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Commands {
     let mut out = Vec::new();
-    let mut parts = Vec::with_capacity(steps.len());
+    let mut index_puts = Vec::with_capacity(steps.len());
     for step in steps {
         let (&Op::IndexPut { axis, accumulate }, [x, src, indices @ ..]) = (step.op, step.operands) else {
             return Err(no_kernel(step.op));
@@ -267,9 +267,9 @@ pub fn lower_together(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) 
         let add = accumulate.then_some(ReductionKind::Sum);
         let result = &step.results[0];
         out.extend(copy(x, result, l)?);
-        parts.extend(index_put_part(axis, add, [x, src], indices, result, parts.len(), l)?);
+        index_puts.extend(index_put_part(axis, add, [x, src], indices, result, index_puts.len(), l)?);
     }
-    launch(parts, &mut out, l)?;
+    launch(index_puts, &mut out, l)?;
     Ok(out)
 }
 
@@ -287,13 +287,13 @@ fn index_put_part(
     if end > x.shape.len() || x.shape != result.shape || x.dtype != src.dtype {
         return Err(mismatch_error("the result of an indexed store", &x.shape, &result.shape));
     }
-    let at = common_shape(indices);
-    let shape = [&x.shape[..axis], &at, &x.shape[end..]].concat();
+    let index_shape = common_shape(indices);
+    let shape = [&x.shape[..axis], &index_shape, &x.shape[end..]].concat();
     let skip = shape.len().checked_sub(src.shape.len());
     if !skip.is_some_and(|s| src.shape.iter().zip(&shape[s..]).all(|(a, b)| a == b || *a == 1)) {
         return Err(mismatch_error("the source of an indexed store", &shape, &src.shape));
     }
-    let places: usize = at.iter().product();
+    let places: usize = index_shape.iter().product();
     let piece: usize = x.shape[end..].iter().product();
     let before: usize = x.shape[..axis].iter().product();
     if places * piece * before == 0 {
@@ -301,14 +301,14 @@ fn index_put_part(
     }
     let from = broadcast(&shape, &src.shape, &src.strides);
     let destinations: usize = x.shape[axis..end].iter().product();
-    let parts = [
+    let offset_axes = [
         ("s_before", collapsed_axes(&shape[..axis], &from[..axis])),
-        ("s_at", collapsed_axes(&at, &from[axis..axis + at.len()])),
+        ("s_at", collapsed_axes(&index_shape, &from[axis..axis + index_shape.len()])),
         ("d_before", collapsed_axes(&x.shape[..axis], &result.strides[..axis])),
-        ("s_piece", collapsed_axes(&x.shape[end..], &from[axis + at.len()..])),
+        ("s_piece", collapsed_axes(&x.shape[end..], &from[axis + index_shape.len()..])),
         ("d_piece", collapsed_axes(&x.shape[end..], &result.strides[end..])),
     ];
-    let (outer, pieces) = parts.split_at(3);
+    let (outer, pieces) = offset_axes.split_at(3);
     let starts = outer.iter().flat_map(|(_, axes)| axes).map(|a| a.stride);
     // A piece that is contiguous, and starts at a multiple of 4 elements, is accessed 4 elements at a time.
     let is_wide = piece.is_multiple_of(4)
@@ -320,8 +320,8 @@ fn index_put_part(
          static const bool WIDE = {is_wide};\n",
         stored_type(x.dtype)
     );
-    parts.iter().for_each(|(name, axes)| layout.push_str(&offset_function(name, axes)));
-    places_text(&mut layout, axis, x, indices, &at, result);
+    offset_axes.iter().for_each(|(name, axes)| layout.push_str(&offset_function(name, axes)));
+    places_text(&mut layout, axis, x, indices, &index_shape, result);
     layout.push_str("}; }\n");
     Ok(Some(IndexPutPart {
         layout,
@@ -337,26 +337,30 @@ fn index_put_part(
 }
 
 /// Adds the kernels of these parts.
-fn launch(parts: Vec<IndexPutPart>, out: &mut Vec<GpuCommand>, l: &mut KernelLowering<'_>) -> Result<()> {
+fn launch(
+    index_puts: Vec<IndexPutPart>,
+    out: &mut Vec<GpuCommand>,
+    l: &mut KernelLowering<'_>,
+) -> Result<()> {
     l.preludes();
     l.source.prelude(text::SCATTER_SOURCE);
     let (many, few): (Vec<_>, Vec<_>) =
-        parts.into_iter().partition(|part| sorts_places(part.places, part.destinations));
+        index_puts.into_iter().partition(|part| sorts_places(part.places, part.destinations));
     if !few.is_empty() {
         out.push(launch_together(few, l));
     }
     many.into_iter().try_for_each(|part| part.sort_and_store(out, l))
 }
 
-fn launch_together(parts: Vec<IndexPutPart>, l: &mut KernelLowering<'_>) -> GpuCommand {
-    let layouts: String = parts.iter().map(|p| p.layout.as_str()).collect();
-    let declared: Vec<String> = parts
+fn launch_together(index_puts: Vec<IndexPutPart>, l: &mut KernelLowering<'_>) -> GpuCommand {
+    let layouts: String = index_puts.iter().map(|p| p.layout.as_str()).collect();
+    let declared: Vec<String> = index_puts
         .iter()
         .map(|p| format!("sc::@_L{0}::Indices i{0}, const void *s{0}, void *d{0}", p.number))
         .collect();
     let mut body = String::new();
     let mut first = 0;
-    for part in &parts {
+    for part in &index_puts {
         let i = part.number;
         let end = first + part.blocks;
         let _ = writeln!(
@@ -371,7 +375,7 @@ fn launch_together(parts: Vec<IndexPutPart>, l: &mut KernelLowering<'_>) -> GpuC
         declared.join(", ")
     );
     let entry = l.source.function("index_put", function);
-    let params = parts.into_iter().flat_map(|p| [p.indices, p.source.into(), p.result.into()]).collect();
+    let params = index_puts.into_iter().flat_map(|p| [p.indices, p.source.into(), p.result.into()]).collect();
     GpuCommand::Kernel(KernelLaunch::flat(entry, first, THREADS_PER_BLOCK, params))
 }
 

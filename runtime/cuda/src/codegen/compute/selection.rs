@@ -127,21 +127,23 @@ impl<'a> SelectionKernel<'a> {
         for (axis, stride) in strides.iter().enumerate().skip(1).filter(|(_, stride)| **stride != 0) {
             terms.push(format!("{} * {stride}", coordinate(axis)));
         }
-        let held = self.held.iter().find(|held| {
-            let bytes = held.value.shape.iter().product::<usize>() * held.value.dtype.size();
-            held.value.space == x.space
-                && held.value.by_rank == x.by_rank
-                && (held.value.offset..held.value.offset + bytes).contains(&x.offset)
+        let held_row = self.held.iter().find(|held_row| {
+            let bytes = held_row.value.shape.iter().product::<usize>() * held_row.value.dtype.size();
+            held_row.value.space == x.space
+                && held_row.value.by_rank == x.by_rank
+                && (held_row.value.offset..held_row.value.offset + bytes).contains(&x.offset)
         });
-        let base = if let Some(held) = held {
-            let start = x.offset - held.value.offset;
-            let is_row = skipped == 0 && held.value.dtype == x.dtype && start < held.count * x.dtype.size();
-            let has_rows = x.shape.first() == Some(&1) || x.strides.first() == Some(&(held.count as isize));
+        let base = if let Some(held_row) = held_row {
+            let start = x.offset - held_row.value.offset;
+            let is_row =
+                skipped == 0 && held_row.value.dtype == x.dtype && start < held_row.count * x.dtype.size();
+            let has_rows =
+                x.shape.first() == Some(&1) || x.strides.first() == Some(&(held_row.count as isize));
             if !is_row || !has_rows {
                 return None;
             }
             terms.push((start / x.dtype.size()).to_string());
-            format!("((const {kind} *)(memory + {}))", held.at)
+            format!("((const {kind} *)(memory + {}))", held_row.at)
         } else {
             let row = strides.first().copied().filter(|stride| *stride != 0);
             terms.extend(row.map(|stride| format!("(i64)row * {stride}")));
@@ -152,7 +154,7 @@ impl<'a> SelectionKernel<'a> {
     }
 
     fn load_number(&mut self, at: DevicePtr) -> usize {
-        self.loads.iter().position(|known| *known == at).unwrap_or_else(|| {
+        self.loads.iter().position(|address| *address == at).unwrap_or_else(|| {
             self.loads.push(at);
             self.loads.len() - 1
         })
@@ -167,16 +169,16 @@ impl<'a> SelectionKernel<'a> {
     ) -> impl Fn(&str, &str) -> String + use<> {
         let kind = stored_type(result.dtype);
         let count = row_count(result);
-        let at = self.bytes;
-        self.held.push(HeldRow { value: result, at, count });
+        let offset = self.bytes;
+        self.held.push(HeldRow { value: result, at: offset, count });
         self.bytes += (count * result.dtype.size()).next_multiple_of(16);
         let stored = (result.space != MemorySpace::Inner).then(|| {
             self.stores.push(l.address_of(result));
             self.stores.len() - 1
         });
-        move |place: &str, expression: &str| {
-            let shared = format!("(({kind} *)(memory + {at}))[{place}] = y;");
-            let global = stored.map(|k| format!(" (({kind} *)q{k})[(i64)row * {count} + {place}] = y;"));
+        move |position: &str, expression: &str| {
+            let shared = format!("(({kind} *)(memory + {offset}))[{position}] = y;");
+            let global = stored.map(|k| format!(" (({kind} *)q{k})[(i64)row * {count} + {position}] = y;"));
             format!("{{ const {kind} y = {expression}; {shared}{} }}", global.unwrap_or_default())
         }
     }
@@ -245,12 +247,12 @@ impl<'a> SelectionKernel<'a> {
             l,
         )?;
         let element = self.element(x, &x.shape, l)?;
-        let at = line_coordinates(&x.shape);
+        let coordinates = line_coordinates(&x.shape);
         let hold_value = self.hold(values, l)(&format!("line * {count} + j"), &element);
         let hold_position = self.hold(positions, l)(&format!("line * {count} + j"), "(i64)k");
         let _ = writeln!(
             self.body,
-            "    select_lines<{n}, {lines}, {count}>(lane, {key}, [&](int line, int j, int k) {{ {at}{hold_value} {hold_position} }});"
+            "    select_lines<{n}, {lines}, {count}>(lane, {key}, [&](int line, int j, int k) {{ {coordinates}{hold_value} {hold_position} }});"
         );
         Some(())
     }
@@ -266,8 +268,8 @@ impl<'a> SelectionKernel<'a> {
         let [lines, n] = Self::lines(x, axis)?;
         let element = self.line_function(x, "get($)", l)?;
         let kind = computed_type(x.dtype);
-        let put = format!("Put<{}>::of(y0)", stored_type(result.dtype));
-        let hold = self.hold(result, l)(&format!("line * {n} + k"), &put);
+        let stored_value = format!("Put<{}>::of(y0)", stored_type(result.dtype));
+        let hold = self.hold(result, l)(&format!("line * {n} + k"), &stored_value);
         let _ = writeln!(
             self.body,
             "    softmax_lines<{log}, {n}, {lines}, {kind}>(lane, {element}, [&](int line, int k, {kind} y0) {{ {hold} }});"
@@ -289,8 +291,8 @@ impl<'a> SelectionKernel<'a> {
         // Sums of floats may leave their range while the final value is within it.
         let kind = if name == "Sum" && x.dtype.is_float() { "double" } else { computed_type(x.dtype) };
         let mean = if op == ReductionKind::Mean { format!(" / {n}") } else { String::new() };
-        let put = format!("Put<{}>::of(a{mean})", stored_type(result.dtype));
-        let hold = self.hold(result, l)("line", &put);
+        let stored_value = format!("Put<{}>::of(a{mean})", stored_type(result.dtype));
+        let hold = self.hold(result, l)("line", &stored_value);
         let _ = writeln!(
             self.body,
             "    reduce_lines<{name}, {n}, {lines}, {kind}>(lane, {element}, [&](int line, {kind} a) {{ {hold} }});"
@@ -389,7 +391,7 @@ impl<'a> SelectionKernel<'a> {
         let mut declared: Vec<String> = (0..self.loads.len()).map(|i| format!("const void *p{i}")).collect();
         declared.extend((0..self.stores.len()).map(|k| format!("void *q{k}")));
         let mut params: Vec<KernelParam> =
-            self.loads.iter().chain(&self.stores).map(|&at| KernelParam::from(at)).collect();
+            self.loads.iter().chain(&self.stores).map(|&address| KernelParam::from(address)).collect();
         if !self.assertions.is_empty() {
             declared.push("void *status".into());
             declared.extend((0..self.assertions.len()).map(|i| format!("unsigned assertion{i}")));

@@ -153,8 +153,8 @@ impl SkinnyKernel {
 
     /// The array of the right matrices.
     fn array(&self, count: usize) -> String {
-        let (ty, of) = if self.boxes.is_some() { ("TensorMap", "&") } else { ("void", "") };
-        let names = (0..count).map(|p| format!("{of}b{p}")).collect::<Vec<_>>();
+        let (ty, prefix) = if self.boxes.is_some() { ("TensorMap", "&") } else { ("void", "") };
+        let names = (0..count).map(|p| format!("{prefix}b{p}")).collect::<Vec<_>>();
         format!("const {ty} *const b[] = {{{}}};", names.join(", "))
     }
 
@@ -165,13 +165,13 @@ impl SkinnyKernel {
             let lines = gemms.iter().map(|g| g.b.at);
             return [gemm.a.at].into_iter().chain(lines).map(KernelParam::from).collect();
         };
-        let map = |at, rows, step: usize, box_rows| {
-            let map = TensorMap::new(at, [rows, gemm.k], step * gemm.dtype.size(), box_rows);
+        let map = |address, rows, step: usize, box_rows| {
+            let map = TensorMap::new(address, [rows, gemm.k], step * gemm.dtype.size(), box_rows);
             KernelParam::Map(Box::new(map))
         };
-        let left = map(gemm.a.at, gemm.m, gemm.a.step, rows);
+        let left_map = map(gemm.a.at, gemm.m, gemm.a.step, rows);
         let lines = gemms.iter().map(|g| map(g.b.at, g.n, g.b.step, columns));
-        [left].into_iter().chain(lines).collect()
+        [left_map].into_iter().chain(lines).collect()
     }
 }
 
@@ -223,7 +223,7 @@ fn kernel(
 ) -> Option<GpuCommand> {
     let first = gemms.first()?;
     let lines_per_column = arrangement.lines_per_column(gemms);
-    let most = if arrangement == ProductArrangement::SideBySide {
+    let max_products = if arrangement == ProductArrangement::SideBySide {
         MAX_ADJACENT_PRODUCTS
     } else {
         MAX_SEQUENTIAL_PRODUCTS
@@ -234,17 +234,17 @@ fn kernel(
         let same_columns = arrangement != ProductArrangement::SideBySide || g.n == first.n;
         g.batch == 1 && same_extents && same_columns
     });
-    let fits = gemms.len() <= most && all_match;
+    let fits = gemms.len() <= max_products && all_match;
     let config = fits.then(|| config(gemms, arrangement, l)).flatten()?;
     let width = 16 / first.dtype.size();
     let count = gemms.len();
     let mut declared = vec![config.declare("a")];
     declared.extend((0..count).map(|p| config.declare(&format!("b{p}"))));
     declared.extend(epilogue.declared);
-    let (part, tiles) = tile_function(gemms, arrangement, config.columns);
+    let (tile_text, tiles) = tile_function(gemms, arrangement, config.columns);
     let paired = matches!(arrangement, ProductArrangement::ColumnPairs(_));
     let text = format!(
-        "{}namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const int M = {}, V = {width}, P = {lines_per_column};\nstatic const i64 K = {}, a_step = {}, b_step = {};\nstatic const int HALF = {};\nstatic const bool STEADY = {steady}, PAIRED = {paired};\n{}{part}SC_FN void enter() {{ symmc_enter(); }}\n}}; }}\n\
+        "{}namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const int M = {}, V = {width}, P = {lines_per_column};\nstatic const i64 K = {}, a_step = {}, b_step = {};\nstatic const int HALF = {};\nstatic const bool STEADY = {steady}, PAIRED = {paired};\n{}{tile_text}SC_FN void enter() {{ symmc_enter(); }}\n}}; }}\n\
          extern \"C\" __global__ void __launch_bounds__({}) @({}) {{\n    using namespace sc;\n    {}\n    \
          const auto epilogue = [&](int product, i64 row, i64 column, const float *sum) {{\n{}\n    }};\n    {}\n}}\n",
         epilogue.layouts,
@@ -304,7 +304,7 @@ fn config(
 ) -> Option<SkinnyKernel> {
     let gemm = &gemms[0];
     let width = 16 / gemm.dtype.size();
-    let aligned = |at: DevicePtr, step: usize| at.is_multiple_of(16) && step.is_multiple_of(width);
+    let aligned = |address: DevicePtr, step: usize| address.is_multiple_of(16) && step.is_multiple_of(width);
     let fits = gemm.dtype.is_float()
         && gemm.dtype.size() < 8
         && gemm.a.order == MatrixOrder::Rows
@@ -322,9 +322,9 @@ fn config(
 }
 
 fn by_columns(gemms: &[Gemm]) -> Option<SkinnyKernel> {
-    let few = gemms[0].m <= MAX_ROWS_BY_COLUMNS;
+    let has_few_rows = gemms[0].m <= MAX_ROWS_BY_COLUMNS;
     let width = 16 / gemms[0].dtype.size();
-    (few && gemms.iter().all(|g| g.n.is_multiple_of(width))).then(|| SkinnyKernel {
+    (has_few_rows && gemms.iter().all(|g| g.n.is_multiple_of(width))).then(|| SkinnyKernel {
         call: "skinny_columns<@_L>(a, b, epilogue);",
         columns: COLUMNS_PER_BLOCK,
         split: 1,
@@ -363,25 +363,25 @@ fn by_tensor_cores(
 /// The shape as limits count it: the products that a block computes side by side, or the columns of all
 /// sequential products, which the library would also compute one after another.
 fn extents(gemms: &[Gemm], arrangement: ProductArrangement<'_>) -> ProductShape {
-    let all = gemms.iter().map(|g| g.n).sum::<usize>();
+    let total_columns = gemms.iter().map(|g| g.n).sum::<usize>();
     let count = match arrangement {
         ProductArrangement::Sequential => gemms.len().min(MAX_ADJACENT_PRODUCTS),
         ProductArrangement::SideBySide | ProductArrangement::ColumnPairs(_) => {
             arrangement.lines_per_column(gemms)
         }
     };
-    let [count, rows, columns, k] = [count, gemms[0].m, all / count, gemms[0].k].map(|n| n as u64);
+    let [count, rows, columns, k] = [count, gemms[0].m, total_columns / count, gemms[0].k].map(|n| n as u64);
     ProductShape { count, rows, columns, k }
 }
 
 /// The kernel with `mma` instructions. All multiprocessors get equal parts of the columns, and each reads all
 /// rows; if split-K is faster, clusters get the parts.
 fn mma(gemms: &[Gemm], arrangement: ProductArrangement<'_>, l: &KernelLowering<'_>) -> Option<SkinnyKernel> {
-    let whole = choose_full_k(gemms, arrangement, l);
+    let full_k = choose_full_k(gemms, arrangement, l);
     let split = if is_sequential(gemms, arrangement) { choose_split_k(gemms, l) } else { None };
-    let tiling = match (whole, split) {
-        (Some(whole), Some(split)) if split.cost(gemms, l) >= whole.cost(gemms, l) => whole,
-        (whole, split) => split.or(whole)?,
+    let tiling = match (full_k, split) {
+        (Some(full_k), Some(split)) if split.cost(gemms, l) >= full_k.cost(gemms, l) => full_k,
+        (full_k, split) => split.or(full_k)?,
     };
     let MmaTiling { lines, split } = tiling;
     let (stages, shared) = ring_stages(&gemms[0], lines, split, l)?;
@@ -407,10 +407,10 @@ fn choose_full_k(
     arrangement: ProductArrangement<'_>,
     l: &KernelLowering<'_>,
 ) -> Option<MmaTiling> {
-    let given = arrangement != ProductArrangement::Sequential;
+    let not_sequential = arrangement != ProductArrangement::Sequential;
     let extents = extents(gemms, arrangement);
     let multiprocessors = l.machine.multiprocessors;
-    if !given && !PRODUCT_LIMITS.is_profitable_with_full_k(&extents, multiprocessors) {
+    if !not_sequential && !PRODUCT_LIMITS.is_profitable_with_full_k(&extents, multiprocessors) {
         return None;
     }
     let (waves, lines) = PRODUCT_LIMITS.waves_and_columns(&extents, multiprocessors);
@@ -419,7 +419,7 @@ fn choose_full_k(
         lines = narrowest_tile(gemms, lines, multiprocessors as usize * usize::try_from(waves).ok()?);
     }
     // A machine with less shared memory holds fewer lines at once.
-    while given && lines > 16 && ring_stages(&gemms[0], lines, 1, l).is_none() {
+    while not_sequential && lines > 16 && ring_stages(&gemms[0], lines, 1, l).is_none() {
         lines = (lines / 2).next_multiple_of(8);
     }
     Some(MmaTiling { lines, split: 1 })
@@ -464,21 +464,21 @@ fn choose_split_k(gemms: &[Gemm], l: &KernelLowering<'_>) -> Option<MmaTiling> {
     if !l.machine.wgmma || (gemms.len() == 1 && gemm.m > MAX_SPLIT_ROWS) {
         return None;
     }
-    let all = SPLIT_COUNTS.into_iter().filter_map(|split| {
+    let tilings = SPLIT_COUNTS.into_iter().filter_map(|split| {
         let lines = narrowest_tile(gemms, 8, clusters(l.machine.multiprocessors as usize, split));
         let fits = (PRODUCT_LIMITS.few_columns as usize..=PRODUCT_LIMITS.columns as usize).contains(&lines)
             && gemm.k >= split * MIN_SPLIT_K
             && ring_stages(gemm, lines, split, l).is_some();
         fits.then_some(MmaTiling { lines, split })
     });
-    all.min_by_key(|tiling| tiling.cost(gemms, l))
+    tilings.min_by_key(|tiling| tiling.cost(gemms, l))
 }
 
 /// The number of clusters that run concurrently. Not every GPC of the machine has a multiple of four
 /// multiprocessors: with 132 multiprocessors, an H200 has 30 clusters of four blocks, and 15 of eight.
 fn clusters(multiprocessors: usize, blocks: usize) -> usize {
-    let whole = if blocks > 2 { multiprocessors * 10 / 11 } else { multiprocessors };
-    (whole / blocks).max(1)
+    let usable = if blocks > 2 { multiprocessors * 10 / 11 } else { multiprocessors };
+    (usable / blocks).max(1)
 }
 
 /// The number of rows that a block computes, including padding.
@@ -489,11 +489,11 @@ fn rows_of_tile(gemm: &Gemm) -> usize {
 /// The number of stages of a ring and their shared memory in bytes, if the smallest number fits.
 fn ring_stages(gemm: &Gemm, lines: usize, split: usize, l: &KernelLowering<'_>) -> Option<(usize, usize)> {
     let stage = (lines + rows_of_tile(gemm)) * TILE_K * gemm.dtype.size();
-    let [least, most] = STAGE_RANGE;
-    let shared = l.machine.shared.saturating_sub(most * STAGE_BARRIERS);
+    let [min, max] = STAGE_RANGE;
+    let shared = l.machine.shared.saturating_sub(max * STAGE_BARRIERS);
     let steps = gemm.k.div_ceil(TILE_K).div_ceil(split);
-    let stages = (shared / stage).min(most).min((steps + 2).max(least));
-    (shared >= least * stage).then_some((stages, stages * (stage + STAGE_BARRIERS)))
+    let stages = (shared / stage).min(max).min((steps + 2).max(min));
+    (shared >= min * stage).then_some((stages, stages * (stage + STAGE_BARRIERS)))
 }
 
 /// The kernel with warp-group MMA and split-K between the two blocks of a cluster, which is faster above 16
@@ -519,11 +519,11 @@ fn by_wgmma(
     let rows = gemm.m.next_multiple_of(8);
     let stage = (lines + rows).max(MAX_ROWS) * WGMMA_TILE_K * gemm.dtype.size();
     // The sums of the other block, and the padding to a multiple of 1024.
-    let others = lines.div_ceil(16) * 16 * WGMMA_WORKERS + 1024;
-    let [least, most] = WGMMA_STAGES;
-    let room = l.machine.shared.saturating_sub(others + (most + 1) * STAGE_BARRIERS);
-    let stages = (room / stage).min(most);
-    if stages < least {
+    let other_bytes = lines.div_ceil(16) * 16 * WGMMA_WORKERS + 1024;
+    let [min_stages, max_stages] = WGMMA_STAGES;
+    let room = l.machine.shared.saturating_sub(other_bytes + (max_stages + 1) * STAGE_BARRIERS);
+    let stages = (room / stage).min(max_stages);
+    if stages < min_stages {
         return None;
     }
     Some(SkinnyKernel {
@@ -535,7 +535,7 @@ fn by_wgmma(
         columns,
         split: 2,
         threads: WGMMA_THREADS,
-        shared: stages * (stage + STAGE_BARRIERS) + STAGE_BARRIERS + others,
+        shared: stages * (stage + STAGE_BARRIERS) + STAGE_BARRIERS + other_bytes,
         boxes: Some([rows, columns]),
     })
 }

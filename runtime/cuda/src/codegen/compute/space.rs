@@ -67,24 +67,24 @@ pub(super) fn dense(shape: &[usize]) -> Strides {
 
 /// Drops axes of extent 1, and joins neighbouring axes that have one stride in every operand.
 pub(super) fn collapse(shape: &mut Vec<usize>, operands: &mut [&mut Strides]) {
-    let mut kept: Vec<usize> = Vec::with_capacity(shape.len());
-    let mut to: usize = 0;
+    let mut collapsed: Vec<usize> = Vec::with_capacity(shape.len());
+    let mut count: usize = 0;
     for axis in 0..shape.len() {
         let n = shape[axis];
         if n == 1 {
             continue;
         }
-        let joins = to > 0 && operands.iter().all(|s| s[to - 1] == s[axis] * n as isize);
+        let joins = count > 0 && operands.iter().all(|s| s[count - 1] == s[axis] * n as isize);
         if joins {
-            kept[to - 1] *= n;
+            collapsed[count - 1] *= n;
         } else {
-            kept.push(n);
-            to += 1;
+            collapsed.push(n);
+            count += 1;
         }
-        operands.iter_mut().for_each(|s| s[to - 1] = s[axis]);
+        operands.iter_mut().for_each(|s| s[count - 1] = s[axis]);
     }
-    operands.iter_mut().for_each(|s| s.truncate(to));
-    *shape = kept;
+    operands.iter_mut().for_each(|s| s.truncate(count));
+    *shape = collapsed;
 }
 
 /// Whether the elements of a value are one run of memory.

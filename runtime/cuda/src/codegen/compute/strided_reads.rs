@@ -94,9 +94,9 @@ mod tests {
 
     fn window(at: u64, size: usize, step: usize, outer_alignment: usize, width: usize) -> Option<[usize; 3]> {
         let operand = StridedOperand { at: DevicePtr::from(at), size, step, outer_alignment };
-        let found = read_window(&operand, width)?;
-        assert_eq!(found.start.offset_by((found.phase * size) as i64), operand.at);
-        Some([found.phase, found.access, found.count])
+        let window = read_window(&operand, width)?;
+        assert_eq!(window.start.offset_by((window.phase * size) as i64), operand.at);
+        Some([window.phase, window.access, window.count])
     }
 
     #[test]
@@ -125,12 +125,12 @@ mod tests {
             for step in 2..=4 {
                 for width in [2, 4, 8, 16] {
                     for first in 0..16 {
-                        let at = DevicePtr::from((0x100 + first * size) as u64);
-                        let operand = StridedOperand { at, size, step, outer_alignment: 16 };
-                        let Some(found) = read_window(&operand, width) else { continue };
-                        for k in 0..found.count {
-                            let used = (0..width).any(|j| (found.phase + j * step) / found.access == k);
-                            assert!(used, "{operand:?} {width}: access {k} of {found:?}");
+                        let address = DevicePtr::from((0x100 + first * size) as u64);
+                        let operand = StridedOperand { at: address, size, step, outer_alignment: 16 };
+                        let Some(window) = read_window(&operand, width) else { continue };
+                        for k in 0..window.count {
+                            let used = (0..width).any(|j| (window.phase + j * step) / window.access == k);
+                            assert!(used, "{operand:?} {width}: access {k} of {window:?}");
                         }
                     }
                 }

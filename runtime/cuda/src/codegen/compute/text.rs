@@ -118,12 +118,12 @@ pub(super) fn offset_function(name: &str, axes: &[IterationAxis]) -> String {
     let small = axes.iter().map(|a| a.n).product::<usize>() <= u32::MAX as usize;
     out.push_str(if small { "u32 i = (u32)at; " } else { "u64 i = (u64)at; " });
     out.push_str("i64 o = 0; ");
-    for (place, axis) in axes.iter().enumerate().rev() {
+    for (position, axis) in axes.iter().enumerate().rev() {
         if axis.stride != 0 {
-            let index = if place == 0 { "i".to_string() } else { format!("(i % {}u)", axis.n) };
+            let index = if position == 0 { "i".to_string() } else { format!("(i % {}u)", axis.n) };
             let _ = write!(out, "o += (i64){index} * {}; ", int_literal(axis.stride as i64));
         }
-        if place > 0 {
+        if position > 0 {
             let _ = write!(out, "i /= {}u; ", axis.n);
         }
     }

@@ -22,19 +22,19 @@ impl CallersContext {
     /// Saves the current context, if any.
     pub fn keep() -> Result<CallersContext> {
         count_gpus()?;
-        let found =
+        let current =
             check_driver_result(|| "querying the current context".into(), result::ctx::get_current())?;
-        Ok(CallersContext { context: found.unwrap_or(ptr::null_mut()), _of_thread: PhantomData })
+        Ok(CallersContext { context: current.unwrap_or(ptr::null_mut()), _of_thread: PhantomData })
     }
 
     /// Makes the context of `device` current and saves the previous one; `None` if it is current already.
     pub fn switch_to(device: &Device) -> Result<Option<CallersContext>> {
-        let found =
+        let current =
             check_driver_result(|| "querying the current context".into(), result::ctx::get_current())?;
-        if found == Some(device.context) {
+        if current == Some(device.context) {
             return Ok(None);
         }
-        let callers = CallersContext { context: found.unwrap_or(ptr::null_mut()), _of_thread: PhantomData };
+        let callers = CallersContext { context: current.unwrap_or(ptr::null_mut()), _of_thread: PhantomData };
         device.enter()?;
         Ok(Some(callers))
     }
@@ -97,15 +97,15 @@ unsafe impl Sync for Device {}
 impl Device {
     /// Opens GPU `ordinal` and makes its context current on this thread.
     pub fn open(ordinal: u32) -> Result<Arc<Device>> {
-        let found = count_gpus()?;
-        if ordinal >= found {
-            let text = format!("GPU {ordinal}: this process sees {found} GPUs, numbered from 0");
+        let visible = count_gpus()?;
+        if ordinal >= visible {
+            let text = format!("GPU {ordinal}: this process sees {visible} GPUs, numbered from 0");
             return Err(CudaError::Unsupported(text));
         }
-        let what = || format!("opening GPU {ordinal}");
-        let handle = check_driver_result(what, result::device::get(ordinal as i32))?;
+        let action = || format!("opening GPU {ordinal}");
+        let handle = check_driver_result(action, result::device::get(ordinal as i32))?;
         // SAFETY: the device exists.
-        let attribute = |a| check_driver_result(what, unsafe { result::device::get_attribute(handle, a) });
+        let attribute = |a| check_driver_result(action, unsafe { result::device::get_attribute(handle, a) });
         use sys::CUdevice_attribute as A;
         let capability = [
             attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
@@ -118,9 +118,9 @@ impl Device {
         let clock_khz = attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?.max(0) as u64;
         let width_bits = attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?.max(0) as u64;
         let bandwidth = (2 * clock_khz * (width_bits / 8) / 1_000_000) as u32;
-        let name = check_driver_result(what, result::device::get_name(handle))?;
+        let name = check_driver_result(action, result::device::get_name(handle))?;
         // SAFETY: as above; the device releases the context when it is dropped.
-        let context = check_driver_result(what, unsafe { result::primary_ctx::retain(handle) })?;
+        let context = check_driver_result(action, unsafe { result::primary_ctx::retain(handle) })?;
         let device =
             Device { ordinal, handle, context, capability, multiprocessors, shared, bandwidth, name };
         device.enter()?;
@@ -131,19 +131,19 @@ impl Device {
     /// operations on each other's memory only over NVLink.
     pub fn links(&self) -> Result<LinkAtomicity> {
         let attribute = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
-        let mut others = 0;
+        let mut peers = 0;
         let mut all_atomic = true;
         for ordinal in (0..count_gpus()?).filter(|&o| o != self.ordinal) {
-            let what = || format!("querying the link to GPU {ordinal}");
-            let other = check_driver_result(what, result::device::get(ordinal as i32))?;
+            let action = || format!("querying the link to GPU {ordinal}");
+            let peer = check_driver_result(action, result::device::get(ordinal as i32))?;
             let mut answer = 0;
             // SAFETY: both devices exist; the call writes one integer.
-            let asked = unsafe { sys::cuDeviceGetP2PAttribute(&mut answer, attribute, self.handle, other) };
-            check_driver_result(what, asked.result())?;
-            others += 1;
+            let code = unsafe { sys::cuDeviceGetP2PAttribute(&mut answer, attribute, self.handle, peer) };
+            check_driver_result(action, code.result())?;
+            peers += 1;
             all_atomic &= answer != 0;
         }
-        Ok(if others > 0 && all_atomic { LinkAtomicity::Atomic } else { LinkAtomicity::MaySplit })
+        Ok(if peers > 0 && all_atomic { LinkAtomicity::Atomic } else { LinkAtomicity::MaySplit })
     }
 
     pub fn enter(&self) -> Result<()> {
@@ -157,19 +157,19 @@ impl Device {
     pub(super) fn context_id(&self) -> Result<u64> {
         let mut id = 0;
         // SAFETY: the context is retained as long as this value lives; the call writes one integer.
-        let asked = unsafe { sys::cuCtxGetId(self.context, &mut id) };
+        let code = unsafe { sys::cuCtxGetId(self.context, &mut id) };
         check_driver_result(
             || format!("querying the id of the context of GPU {}", self.ordinal),
-            asked.result(),
+            code.result(),
         )?;
         Ok(id)
     }
 
     /// Whether the context is the one that is current on this thread.
     pub fn is_current(&self) -> Result<bool> {
-        let found =
+        let current =
             check_driver_result(|| "querying the current context".into(), result::ctx::get_current())?;
-        Ok(found == Some(self.context))
+        Ok(current == Some(self.context))
     }
 
     /// Its ordinal among the GPUs that this process sees.
@@ -206,8 +206,8 @@ impl Device {
         let mut free = 0;
         let mut total = 0;
         // SAFETY: the call writes two numbers.
-        let asked = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
-        check_driver_result(|| format!("querying the free memory of GPU {}", self.ordinal), asked.result())?;
+        let code = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
+        check_driver_result(|| format!("querying the free memory of GPU {}", self.ordinal), code.result())?;
         Ok(free)
     }
 
@@ -249,8 +249,8 @@ pub fn cuda_version() -> Result<[u32; 2]> {
     count_gpus()?;
     let mut version = 0;
     // SAFETY: the library is loaded, and the call writes one integer.
-    let asked = unsafe { sys::cuDriverGetVersion(&mut version) };
-    check_driver_result(|| "querying the driver's version".into(), asked.result())?;
+    let code = unsafe { sys::cuDriverGetVersion(&mut version) };
+    check_driver_result(|| "querying the driver's version".into(), code.result())?;
     Ok([version as u32 / 1000, version as u32 % 1000 / 10])
 }
 
@@ -261,8 +261,8 @@ pub fn cuda_version() -> Result<[u32; 2]> {
 unsafe fn pointer_attribute(address: Address, attribute: sys::CUpointer_attribute) -> Result<Option<u32>> {
     let mut value = 0u32;
     // SAFETY: by the caller; no memory is touched at the address.
-    let asked = unsafe { sys::cuPointerGetAttribute((&raw mut value).cast::<c_void>(), attribute, address) };
-    match asked {
+    let code = unsafe { sys::cuPointerGetAttribute((&raw mut value).cast::<c_void>(), attribute, address) };
+    match code {
         sys::CUresult::CUDA_ERROR_INVALID_VALUE => Ok(None),
         other => check_driver_result(|| format!("querying the memory at {address:#x}"), other.result())
             .map(|()| Some(value)),

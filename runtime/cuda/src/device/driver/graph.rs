@@ -92,13 +92,13 @@ impl Stream {
 
     fn instantiate(&self, template: CapturedGraph) -> Result<ExecutableGraph> {
         // SAFETY: the graph was just made.
-        let made = unsafe {
+        let instantiated = unsafe {
             result::graph::instantiate(
                 template.graph,
                 sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY,
             )
         };
-        let exec = check_driver_result(|| "instantiating a graph".into(), made)?;
+        let exec = check_driver_result(|| "instantiating a graph".into(), instantiated)?;
         Ok(ExecutableGraph { device: self.device.clone(), template, exec })
     }
 
@@ -147,7 +147,7 @@ impl Stream {
         let mut count = 0;
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream exists; the call writes a status, two pointers and a count.
-        let asked = unsafe {
+        let code = unsafe {
             sys::cuStreamGetCaptureInfo_v3(
                 self.handle,
                 &mut status,
@@ -158,7 +158,7 @@ impl Stream {
                 &mut count,
             )
         };
-        check_driver_result(|| "querying the dependencies of a capture".into(), asked.result())?;
+        check_driver_result(|| "querying the dependencies of a capture".into(), code.result())?;
         if nodes.is_null() || count == 0 {
             return Ok(CaptureFrontier(SmallVec::new()));
         }
@@ -168,19 +168,19 @@ impl Stream {
 
     /// The nodes that were captured on this stream after `before`, in order, if they form one chain.
     pub fn nodes_since(&self, before: &CaptureFrontier) -> Result<Option<Vec<GraphNode>>> {
-        let mut found = Vec::new();
+        let mut captured = Vec::new();
         let mut frontier = self.frontier()?;
         // Each new node follows a new node, or only nodes of `before`.
         while !frontier.0.iter().all(|node| before.0.contains(node)) {
-            if found.len() >= MAX_NODES {
+            if captured.len() >= MAX_NODES {
                 return Ok(None);
             }
             let &[node] = &frontier.0[..] else { return Ok(None) };
-            found.push(GraphNode(node));
+            captured.push(GraphNode(node));
             frontier = dependencies(node)?;
         }
-        found.reverse();
-        Ok(Some(found))
+        captured.reverse();
+        Ok(Some(captured))
     }
 
     /// Replays a graph.
@@ -202,18 +202,18 @@ fn dependencies(node: sys::CUgraphNode) -> Result<CaptureFrontier> {
     let mut edges: [sys::CUgraphEdgeData; MAX_NODES] = unsafe { std::mem::zeroed() };
     let mut count = MAX_NODES;
     // SAFETY: the node exists; the arrays have room for `count` nodes and edges.
-    let asked = unsafe {
+    let code = unsafe {
         sys::cuGraphNodeGetDependencies_v2(node, nodes.as_mut_ptr(), edges.as_mut_ptr(), &mut count)
     };
-    check_driver_result(|| "querying the dependencies of a node".into(), asked.result())?;
+    check_driver_result(|| "querying the dependencies of a node".into(), code.result())?;
     Ok(CaptureFrontier(nodes[..count.min(MAX_NODES)].into()))
 }
 
 /// Returns the value that a driver call writes.
 fn query_driver<T>(what: &str, ask: impl FnOnce(*mut T) -> sys::CUresult) -> Result<T> {
     let mut out = MaybeUninit::zeroed();
-    let asked = ask(out.as_mut_ptr());
-    check_driver_result(|| format!("querying {what}"), asked.result())?;
+    let code = ask(out.as_mut_ptr());
+    check_driver_result(|| format!("querying {what}"), code.result())?;
     // SAFETY: the call wrote it.
     Ok(unsafe { out.assume_init() })
 }
@@ -373,22 +373,22 @@ impl ExecutableGraph {
         let graph = self.template.graph;
         let mut count = 0;
         // SAFETY: the graph exists; the call writes its number of nodes.
-        let asked = unsafe { sys::cuGraphGetNodes(graph, ptr::null_mut(), &mut count) };
-        check_driver_result(|| "counting the nodes of a graph".into(), asked.result())?;
+        let code = unsafe { sys::cuGraphGetNodes(graph, ptr::null_mut(), &mut count) };
+        check_driver_result(|| "counting the nodes of a graph".into(), code.result())?;
         let mut nodes = vec![ptr::null_mut(); count];
         // SAFETY: as above; there is room for `count` nodes.
-        let asked = unsafe { sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count) };
-        check_driver_result(|| "querying the nodes of a graph".into(), asked.result())?;
+        let code = unsafe { sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count) };
+        check_driver_result(|| "querying the nodes of a graph".into(), code.result())?;
         let mut out = Vec::new();
         for node in nodes.into_iter().take(count).map(GraphNode) {
             if node.kind()? == sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY {
-                let found = node.copy()?;
-                let kinds = [found.srcMemoryType, found.dstMemoryType];
+                let params = node.copy()?;
+                let kinds = [params.srcMemoryType, params.dstMemoryType];
                 out.push(GraphCopy {
                     host: kinds.contains(&sys::CUmemorytype::CU_MEMORYTYPE_HOST),
-                    to: found.dstDevice,
-                    from: found.srcDevice,
-                    bytes: found.WidthInBytes * found.Height * found.Depth,
+                    to: params.dstDevice,
+                    from: params.srcDevice,
+                    bytes: params.WidthInBytes * params.Height * params.Depth,
                 });
             }
         }

@@ -23,11 +23,11 @@ impl DeviceBuffer {
     pub fn new(device: &Arc<Device>, what: &str, len: usize) -> Result<DeviceBuffer> {
         // SAFETY: the context is current; the size is never 0.
         let allocated = unsafe { result::malloc_sync(len.max(1)) };
-        let at = check_driver_result(
+        let address = check_driver_result(
             || format!("allocating {len} bytes for {what} on GPU {}", device.ordinal()),
             allocated,
         )?;
-        Ok(DeviceBuffer { device: device.clone(), at, len })
+        Ok(DeviceBuffer { device: device.clone(), at: address, len })
     }
 
     pub fn device(&self) -> &Arc<Device> {
@@ -76,10 +76,11 @@ impl PinnedBuffer {
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: the context is current.
         let allocated = unsafe { result::malloc_host(len.max(1), flags) };
-        let at = check_driver_result(|| format!("allocating {len} bytes of pinned host memory"), allocated)?;
+        let pointer =
+            check_driver_result(|| format!("allocating {len} bytes of pinned host memory"), allocated)?;
         // SAFETY: at least `len` bytes were allocated.
-        unsafe { ptr::write_bytes(at.cast::<u8>(), 0, len) };
-        Ok(PinnedBuffer { device: device.clone(), at, len })
+        unsafe { ptr::write_bytes(pointer.cast::<u8>(), 0, len) };
+        Ok(PinnedBuffer { device: device.clone(), at: pointer, len })
     }
 
     /// The host address of the first byte. With unified addressing it is also the device address.

@@ -72,21 +72,21 @@ impl Module {
     pub fn function(&self, name: &str, shared: u32) -> Result<Function> {
         let text = CString::new(name).unwrap_or_default();
         // SAFETY: the module is loaded.
-        let found = unsafe { result::module::get_function(self.handle.0, text) };
-        let function = check_driver_result(|| format!("looking up kernel {name}"), found)?;
+        let handle = unsafe { result::module::get_function(self.handle.0, text) };
+        let function = check_driver_result(|| format!("looking up kernel {name}"), handle)?;
         if shared > 48 << 10 {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            let what = || format!("allowing {shared} bytes of shared memory to kernel {name}");
+            let action = || format!("allowing {shared} bytes of shared memory to kernel {name}");
             // Programs that share the module may need different amounts: the largest stays allowed.
             // SAFETY: the function belongs to the module.
-            let allowed = check_driver_result(what, unsafe {
+            let allowed = check_driver_result(action, unsafe {
                 result::function::get_function_attribute(function, attribute)
             })?;
             if allowed < shared as i32 {
                 // SAFETY: as above.
                 let set =
                     unsafe { result::function::set_function_attribute(function, attribute, shared as i32) };
-                check_driver_result(what, set)?;
+                check_driver_result(action, set)?;
             }
         }
         Ok(Function(function))

@@ -56,24 +56,26 @@ unsafe impl Sync for Stream {}
 impl Stream {
     /// A new stream that does not wait for the default stream.
     pub fn new(device: &Arc<Device>) -> Result<Stream> {
-        let made = result::stream::create(result::stream::StreamKind::NonBlocking);
-        let handle = check_driver_result(|| "creating a stream".into(), made)?;
+        let created = result::stream::create(result::stream::StreamKind::NonBlocking);
+        let handle = check_driver_result(|| "creating a stream".into(), created)?;
         Ok(Stream { device: device.clone(), handle, lent: false })
     }
 
     /// A new stream with the highest priority: its kernels, also those of graphs, are scheduled before
     /// waiting kernels of other streams.
     pub fn urgent(device: &Arc<Device>) -> Result<Stream> {
-        let mut least = 0;
-        let mut most = 0;
+        let mut lowest_priority = 0;
+        let mut highest_priority = 0;
         let mut handle = ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current; the calls write two integers and a handle.
-        let made = unsafe {
-            let asked = sys::cuCtxGetStreamPriorityRange(&mut least, &mut most).result();
-            asked.and_then(|()| sys::cuStreamCreateWithPriority(&mut handle, flags, most).result())
+        let created = unsafe {
+            let queried =
+                sys::cuCtxGetStreamPriorityRange(&mut lowest_priority, &mut highest_priority).result();
+            queried
+                .and_then(|()| sys::cuStreamCreateWithPriority(&mut handle, flags, highest_priority).result())
         };
-        check_driver_result(|| "creating a stream".into(), made)?;
+        check_driver_result(|| "creating a stream".into(), created)?;
         Ok(Stream { device: device.clone(), handle, lent: false })
     }
 
@@ -90,8 +92,8 @@ impl Stream {
     pub fn is_of_device(&self) -> Result<bool> {
         let mut context = ptr::null_mut();
         // SAFETY: the stream exists; the call writes a handle.
-        let asked = unsafe { sys::cuStreamGetCtx(self.handle, &mut context) };
-        check_driver_result(|| "querying the context of a stream".into(), asked.result())?;
+        let code = unsafe { sys::cuStreamGetCtx(self.handle, &mut context) };
+        check_driver_result(|| "querying the context of a stream".into(), code.result())?;
         Ok(context == self.device.context)
     }
 
@@ -100,8 +102,8 @@ impl Stream {
     pub fn is_capturing(&self) -> Result<bool> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream exists; the call writes one word.
-        let asked = unsafe { sys::cuStreamIsCapturing(self.handle, &mut status) };
-        check_driver_result(|| "querying whether a stream is capturing".into(), asked.result())?;
+        let code = unsafe { sys::cuStreamIsCapturing(self.handle, &mut status) };
+        check_driver_result(|| "querying whether a stream is capturing".into(), code.result())?;
         match status {
             sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(false),
             sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => Ok(true),
@@ -167,11 +169,12 @@ impl Stream {
     /// # Safety
     /// `from` has at least `to.len()` bytes.
     pub unsafe fn download(&self, to: &mut [u8], from: Address) -> Result<()> {
-        let at = to.as_mut_ptr();
+        let start = to.as_mut_ptr();
         let len = to.len();
         // SAFETY: the slice outlives the copy, which the next call waits for; the rest by the caller.
-        let copied =
-            unsafe { result::memcpy_dtoh_async(std::slice::from_raw_parts_mut(at, len), from, self.handle) };
+        let copied = unsafe {
+            result::memcpy_dtoh_async(std::slice::from_raw_parts_mut(start, len), from, self.handle)
+        };
         check_driver_result(|| format!("copying {len} bytes from GPU {}", self.device.ordinal()), copied)?;
         self.synchronize()
     }

@@ -122,25 +122,26 @@ impl RankAddition {
         }
         library.run(&self.kernel);
         for i in 0..elements {
-            let all: f64 = (0..n).map(|r| rounded(dtype, operand(r, round, i))).sum();
-            let all = if shape.op == CollectiveReduceOp::Avg { all / n as f64 } else { all };
-            let reduced = rounded(dtype, all);
-            let what = (shape, n, me, round, i);
+            let total: f64 = (0..n).map(|r| rounded(dtype, operand(r, round, i))).sum();
+            let total = if shape.op == CollectiveReduceOp::Avg { total / n as f64 } else { total };
+            let reduced = rounded(dtype, total);
+            let label = (shape, n, me, round, i);
             if adds {
                 let sum = rounded(dtype, reduced + residual(me, round, i));
-                assert_eq!(read_f64(dtype, value(at[3]), i), sum, "{what:?}");
+                assert_eq!(read_f64(dtype, value(at[3]), i), sum, "{label:?}");
             }
-            assert!(at[3] == at[1] || read_f64(dtype, value(at[1]), i) == reduced, "{what:?}");
+            assert!(at[3] == at[1] || read_f64(dtype, value(at[1]), i) == reduced, "{label:?}");
         }
     }
 }
 
 /// Runs all cases, round after round, on all ranks of each world. Ranks synchronize only in the kernels.
 fn run(worlds: &[(u32, WorldConfig)], rounds: usize, name: &str) {
-    let made: Vec<EmulatedWorld> = worlds.iter().map(|(n, given)| EmulatedWorld::new(*n, given)).collect();
+    let emulated: Vec<EmulatedWorld> =
+        worlds.iter().map(|(n, given)| EmulatedWorld::new(*n, given)).collect();
     let mut source = KernelSource::new();
     let mut layers: Vec<Vec<_>> = Vec::new();
-    for world in &made {
+    for world in &emulated {
         let ranks = world.peers.iter();
         layers.push(
             ranks.map(|peers| SHAPES.map(|shape| RankAddition::new(shape, peers, &mut source))).collect(),
@@ -162,12 +163,12 @@ fn run(worlds: &[(u32, WorldConfig)], rounds: usize, name: &str) {
 
 #[test]
 fn large_two_shot_adds_residuals_chunk_by_chunk() {
-    let given = WorldConfig {
+    let config = WorldConfig {
         thresholds: ProtocolThresholds { min_pushed_bytes: 16, ..WorldConfig::default().thresholds },
         ..WorldConfig::default()
     };
-    run(&[2, 3, 4, 5, 7].map(|n| (n, given)), 2, "additions");
-    let disturbed = (0..6).map(|seed| (2 + seed as u32 % 3, WorldConfig { chaos: Some(seed), ..given }));
+    run(&[2, 3, 4, 5, 7].map(|n| (n, config)), 2, "additions");
+    let disturbed = (0..6).map(|seed| (2 + seed as u32 % 3, WorldConfig { chaos: Some(seed), ..config }));
     run(&disturbed.collect::<Vec<_>>(), 1, "additions-chaos");
 }
 

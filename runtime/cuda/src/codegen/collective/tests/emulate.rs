@@ -175,29 +175,29 @@ fn cases(n: u32) -> Vec<CollectiveCase> {
                    exit: ExitBarrier| {
         let n = n as usize;
         let results = results_of(&kind, elements, n);
-        let mut place = |elements: usize| {
-            let at = end + shift * dtype.size();
-            end = (at + elements * dtype.size()).next_multiple_of(64) + 64 * n;
-            ResolvedRegion::uniform(MemorySpace::Symmetric, at)
+        let mut allocate = |elements: usize| {
+            let offset = end + shift * dtype.size();
+            end = (offset + elements * dtype.size()).next_multiple_of(64) + 64 * n;
+            ResolvedRegion::uniform(MemorySpace::Symmetric, offset)
         };
         let mut call = collective(kind, variant, n as u32, dtype, elements);
-        (call.operand, call.result) = (place(elements), place(results));
+        (call.operand, call.result) = (allocate(elements), allocate(results));
         (call.exit, call.landing) = (Some(exit), Some([0, ZONE_BYTES]));
         out.push(CollectiveCase { call, results });
     };
-    let kept = ExitBarrier::Kept;
+    let exit = ExitBarrier::Kept;
     let dropped = ExitBarrier::Dropped;
     let n = n as usize;
-    [1, 403].into_iter().for_each(|few| add(sum.clone(), CollectiveVariant::Ll, DType::BF16, few, 0, kept));
+    [1, 403].into_iter().for_each(|few| add(sum.clone(), CollectiveVariant::Ll, DType::BF16, few, 0, exit));
     add(sum.clone(), CollectiveVariant::OneShot, DType::F16, 203, 0, dropped);
-    add(Kind::AllGather, CollectiveVariant::Ll, DType::I32, 37, 0, kept);
-    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Ll, DType::U8, 19 * n, 1, kept);
-    add(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Ll, DType::BF16, 13 * n, 0, kept);
-    add(Kind::ReduceScatter(CollectiveReduceOp::Avg), CollectiveVariant::Ll, DType::I32, 5 * n, 1, kept);
-    add(sum.clone(), CollectiveVariant::TwoShot, DType::F32, 101, 0, kept);
-    add(sum.clone(), CollectiveVariant::TwoShot, DType::F64, 1, 0, kept);
+    add(Kind::AllGather, CollectiveVariant::Ll, DType::I32, 37, 0, exit);
+    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Ll, DType::U8, 19 * n, 1, exit);
+    add(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Ll, DType::BF16, 13 * n, 0, exit);
+    add(Kind::ReduceScatter(CollectiveReduceOp::Avg), CollectiveVariant::Ll, DType::I32, 5 * n, 1, exit);
+    add(sum.clone(), CollectiveVariant::TwoShot, DType::F32, 101, 0, exit);
+    add(sum.clone(), CollectiveVariant::TwoShot, DType::F64, 1, 0, exit);
     add(Kind::AllGather, CollectiveVariant::Pull, DType::BF16, 77, 0, dropped);
-    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Pull, DType::F32, 24 * n, 0, kept);
+    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Pull, DType::F32, 24 * n, 0, exit);
     add(
         Kind::ReduceScatter(CollectiveReduceOp::Avg),
         CollectiveVariant::Pull,
@@ -206,34 +206,34 @@ fn cases(n: u32) -> Vec<CollectiveCase> {
         0,
         dropped,
     );
-    add(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Pull, DType::Bool, 33 * n, 1, kept);
-    add(Kind::AllGather, CollectiveVariant::Push, DType::F32, 100, 0, kept);
-    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Push, DType::I64, 11 * n, 0, kept);
-    add(Kind::AllReduce(CollectiveReduceOp::Max), CollectiveVariant::Ll, DType::I64, 9, 0, kept);
-    add(Kind::AllReduce(CollectiveReduceOp::Avg), CollectiveVariant::Ll, DType::U8, 30, 1, kept);
+    add(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Pull, DType::Bool, 33 * n, 1, exit);
+    add(Kind::AllGather, CollectiveVariant::Push, DType::F32, 100, 0, exit);
+    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Push, DType::I64, 11 * n, 0, exit);
+    add(Kind::AllReduce(CollectiveReduceOp::Max), CollectiveVariant::Ll, DType::I64, 9, 0, exit);
+    add(Kind::AllReduce(CollectiveReduceOp::Avg), CollectiveVariant::Ll, DType::U8, 30, 1, exit);
     add(Kind::AllReduce(CollectiveReduceOp::Min), CollectiveVariant::OneShot, DType::F32, 40, 1, dropped);
-    add(Kind::AllReduce(CollectiveReduceOp::Prod), CollectiveVariant::OneShot, DType::BF16, 7, 0, kept);
+    add(Kind::AllReduce(CollectiveReduceOp::Prod), CollectiveVariant::OneShot, DType::BF16, 7, 0, exit);
     add(Kind::AllReduce(CollectiveReduceOp::Avg), CollectiveVariant::OneShot, DType::I32, 66, 0, dropped);
-    add(Kind::Broadcast { root: 1 }, CollectiveVariant::Put, DType::BF16, 99, 0, kept);
+    add(Kind::Broadcast { root: 1 }, CollectiveVariant::Put, DType::BF16, 99, 0, exit);
     let [shift, swap] = permutes(n as u32);
-    add(shift, CollectiveVariant::Put, DType::F32, 50, 0, kept);
-    add(swap, CollectiveVariant::Put, DType::U8, 50, 1, kept);
+    add(shift, CollectiveVariant::Put, DType::F32, 50, 0, exit);
+    add(swap, CollectiveVariant::Put, DType::U8, 50, 1, exit);
     // LL128 in one round and in two; stores only, with a partial chunk.
-    add(sum.clone(), CollectiveVariant::Ll, DType::F32, 47, 0, kept);
-    add(Kind::AllReduce(CollectiveReduceOp::Max), CollectiveVariant::Ll, DType::F16, 901, 1, kept);
-    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Ll, DType::BF16, 205 * n, 0, kept);
-    add(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Ll, DType::F16, 207 * n, 0, kept);
-    add(Kind::ReduceScatter(CollectiveReduceOp::Max), CollectiveVariant::Ll, DType::F32, 61 * n, 1, kept);
-    add(sum.clone(), CollectiveVariant::TwoShot, DType::BF16, 1000 * n, 0, kept);
-    add(Kind::AllReduce(CollectiveReduceOp::Avg), CollectiveVariant::TwoShot, DType::F32, 100 * n, 0, kept);
-    add(sum.clone(), CollectiveVariant::Ll, DType::F32, 0, 0, kept);
+    add(sum.clone(), CollectiveVariant::Ll, DType::F32, 47, 0, exit);
+    add(Kind::AllReduce(CollectiveReduceOp::Max), CollectiveVariant::Ll, DType::F16, 901, 1, exit);
+    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Ll, DType::BF16, 205 * n, 0, exit);
+    add(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Ll, DType::F16, 207 * n, 0, exit);
+    add(Kind::ReduceScatter(CollectiveReduceOp::Max), CollectiveVariant::Ll, DType::F32, 61 * n, 1, exit);
+    add(sum.clone(), CollectiveVariant::TwoShot, DType::BF16, 1000 * n, 0, exit);
+    add(Kind::AllReduce(CollectiveReduceOp::Avg), CollectiveVariant::TwoShot, DType::F32, 100 * n, 0, exit);
+    add(sum.clone(), CollectiveVariant::Ll, DType::F32, 0, 0, exit);
     // In place: each rank's slice of the result is its operand, its slice of the operand is the result, or
     // both coincide.
     let gathers = [CollectiveVariant::Ll, CollectiveVariant::Pull, CollectiveVariant::Push].into_iter();
-    gathers.for_each(|variant| add(Kind::AllGather, variant, DType::F32, 36, 0, kept));
-    add(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Ll, DType::F32, 36 * n, 0, kept);
-    add(sum.clone(), CollectiveVariant::TwoShot, DType::BF16, 800 * n, 0, kept);
-    add(sum, CollectiveVariant::TwoShot, DType::F32, 100 * n, 0, kept);
+    gathers.for_each(|variant| add(Kind::AllGather, variant, DType::F32, 36, 0, exit));
+    add(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Ll, DType::F32, 36 * n, 0, exit);
+    add(sum.clone(), CollectiveVariant::TwoShot, DType::BF16, 800 * n, 0, exit);
+    add(sum, CollectiveVariant::TwoShot, DType::F32, 100 * n, 0, exit);
     out.iter_mut().rev().take(6).for_each(put_in_place);
     out.iter_mut().skip(2).step_by(3).take(7).for_each(put_apart);
     assert!(end <= ARENA_BYTES, "{end}");
@@ -362,9 +362,9 @@ impl EmulationLibrary {
 /// The source with kernels that take their parameters by reference, so that parameters of any type can be
 /// passed.
 fn by_reference(source: &str) -> String {
-    let mut parts = source.split("const __grid_constant__ ");
-    let mut out = parts.next().unwrap_or_default().to_string();
-    for part in parts {
+    let mut pieces = source.split("const __grid_constant__ ");
+    let mut out = pieces.next().unwrap_or_default().to_string();
+    for part in pieces {
         let (ty, rest) = part.split_once(' ').expect("a type and a name");
         out.push_str(&format!("const {ty} &{rest}"));
     }
@@ -422,19 +422,19 @@ fn run_case(
     // SAFETY: as above; peers write the result before it completes.
     let result = unsafe { bytes_at(result, results * size) };
     for i in 0..*results {
-        let found = read_f64(call.dtype, result, i);
+        let actual = read_f64(call.dtype, result, i);
         let expected = expected(case, me, i, round);
-        let what = (call.kind.name(), call.variant, call.dtype, call.elements);
-        assert_eq!(found, expected, "{what:?}: element {i} on rank {me} in round {round}");
+        let label = (call.kind.name(), call.variant, call.dtype, call.elements);
+        assert_eq!(actual, expected, "{label:?}: element {i} on rank {me} in round {round}");
     }
 }
 
 #[test]
 fn ranks_agree_round_after_round_and_flags_wrap_around() {
-    let given = WorldConfig::default();
-    rounds(&EmulatedWorld::new(2, &WorldConfig { first: (0, 5), ..given }), 8, "2");
-    rounds(&EmulatedWorld::new(3, &WorldConfig { first: (u64::MAX - 50, u32::MAX), ..given }), 5, "3");
-    rounds(&EmulatedWorld::new(4, &WorldConfig { chaos: Some(7), ..given }), 3, "4");
+    let config = WorldConfig::default();
+    rounds(&EmulatedWorld::new(2, &WorldConfig { first: (0, 5), ..config }), 8, "2");
+    rounds(&EmulatedWorld::new(3, &WorldConfig { first: (u64::MAX - 50, u32::MAX), ..config }), 5, "3");
+    rounds(&EmulatedWorld::new(4, &WorldConfig { chaos: Some(7), ..config }), 3, "4");
 }
 
 #[test]

@@ -104,7 +104,7 @@ fn kernel(call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSou
 fn grids_match_across_ranks_and_are_small_when_possible() {
     for n in [2, 3, 8] {
         for (kind, variant) in kinds_and_variants(n) {
-            let mut last = 0;
+            let mut threads_before = 0;
             for elements in [24, 24 * 7, 24 * 1000, 24 * 5000] {
                 let call = collective(kind.clone(), variant, n, DType::BF16, elements);
                 let mut source = KernelSource::new();
@@ -116,11 +116,11 @@ fn grids_match_across_ranks_and_are_small_when_possible() {
                 let [blocks, threads] = shapes.into_iter().next().unwrap_or_default();
                 // Messages by LL128 have fewer and larger units.
                 assert!((1..=MAX_BLOCKS as u32).contains(&blocks));
-                assert!(blocks * threads >= last || variant == CollectiveVariant::Ll);
+                assert!(blocks * threads >= threads_before || variant == CollectiveVariant::Ll);
                 assert!((MAX_RANKS as u32..=640).contains(&threads));
-                last = blocks * threads;
+                threads_before = blocks * threads;
             }
-            assert!(last > 512, "{} {variant}: {last} threads", kind.name());
+            assert!(threads_before > 512, "{} {variant}: {threads_before} threads", kind.name());
         }
     }
 }
@@ -257,9 +257,9 @@ fn messages_stay_within_the_zone_that_the_contract_gives() {
 #[test]
 fn ll_and_ll128_use_disjoint_parts_of_a_zone() {
     for n in 2..=MAX_RANKS as u32 {
-        let most = LL_BYTES as usize / n as usize;
-        let small = protocol_and_zone_part(n, most);
-        let large = protocol_and_zone_part(n, most + 1);
+        let limit = LL_BYTES as usize / n as usize;
+        let small = protocol_and_zone_part(n, limit);
+        let large = protocol_and_zone_part(n, limit + 1);
         assert_eq!((small.0, large.0), (LlProtocol::Ll, LlProtocol::Ll128));
         assert!(small.1 == 0 && small.2 <= large.1, "{n} ranks: {small:?} {large:?}");
         // Lines that are not aligned to their size do not arrive as a whole.
@@ -414,12 +414,12 @@ fn every_kernel_compiles() {
     let mut source = KernelSource::new();
     for n in [2, 3, 4, 8] {
         for dtype in DType::ALL.iter().copied().filter(|&d| n == 4 || d == DType::BF16) {
-            let whole = n == 4 && dtype == DType::BF16;
+            let is_complete = n == 4 && dtype == DType::BF16;
             let slow = [CollectiveReduceOp::Avg, CollectiveReduceOp::Prod, CollectiveReduceOp::Min];
             for (kind, variant) in kinds_and_variants(n) {
                 let wanted = match &kind {
-                    Kind::AllReduce(op) | Kind::ReduceScatter(op) => whole || !slow.contains(op),
-                    _ => whole || dtype == DType::BF16,
+                    Kind::AllReduce(op) | Kind::ReduceScatter(op) => is_complete || !slow.contains(op),
+                    _ => is_complete || dtype == DType::BF16,
                 };
                 if !wanted {
                     continue;
@@ -427,17 +427,17 @@ fn every_kernel_compiles() {
                 for (shift, exit) in [(0, ExitBarrier::Kept), (dtype.size(), ExitBarrier::Dropped)] {
                     let mut call = collective(kind.clone(), variant, n, dtype, 24 * 64);
                     call.exit = Some(exit);
-                    call.operand.offset += shift * usize::from(whole);
+                    call.operand.offset += shift * usize::from(is_complete);
                     // Each protocol that a variant can take.
                     let sizes = [(1 << 20, 1, 1 << 20), (1, 1 << 20, 16), (1, 1, 16)];
-                    let some = if whole { 3 } else { 1 + exit as usize };
+                    let some = if is_complete { 3 } else { 1 + exit as usize };
                     for (ll, saved, pushed) in sizes.into_iter().rev().take(some) {
                         let thresholds = ProtocolThresholds {
                             ll_bytes: ll,
                             min_saved_bytes: saved,
                             min_pushed_bytes: pushed,
                         };
-                        let chaos = whole.then_some(1);
+                        let chaos = is_complete.then_some(1);
                         kernel(&call, &PeerContext { chaos, thresholds, ..peers(0, n) }, &mut source);
                     }
                 }
@@ -537,7 +537,7 @@ fn norm_is_fused_where_a_block_holds_a_row() {
     assert_eq!(lower_with_norm(4, DType::BF16, 32768, &mut source), None);
     assert_eq!(lower_with_norm(4, DType::BF16, 30, &mut source), None);
     assert_eq!(lower_with_norm(4, DType::I64, 32, &mut source), None);
-    let whole = lower_with_norm(8, DType::F32, 40, &mut source);
-    assert!(matches!(whole, Some(GpuCommand::Kernel(k)) if k.block == [128, 1, 1]));
+    let fused = lower_with_norm(8, DType::F32, 40, &mut source);
+    assert!(matches!(fused, Some(GpuCommand::Kernel(k)) if k.block == [128, 1, 1]));
     assert_eq!(lower_with_norm(4, DType::BF16, 484, &mut source), None, "rows that waste their last line");
 }

@@ -157,20 +157,21 @@ impl RankNorm {
         let stored = result(OnOperand::Reduction, &self.reduced);
         let reduced = |i: usize| (0..n).map(|r| operand(r, round, i)).sum::<f64>() * unit;
         for row in 0..rows {
-            let at = |j: usize| row * hidden + j;
-            let x: Vec<f64> = (0..hidden).map(|j| reduced(at(j)) + residual(round, at(j)) * unit).collect();
+            let position = |j: usize| row * hidden + j;
+            let x: Vec<f64> =
+                (0..hidden).map(|j| reduced(position(j)) + residual(round, position(j)) * unit).collect();
             let squares = x.iter().map(|x| x * x).sum::<f64>() / hidden as f64;
             let scale = if normalised { 1.0 / (squares + self.shape.eps()).sqrt() } else { 0.0 };
             for (j, &x) in x.iter().enumerate() {
-                let what = (self.shape, n, me, round, row, j);
-                assert_eq!(read_f64(dtype, added, at(j)), x, "{what:?}");
-                assert!(!kept || read_f64(dtype, stored, at(j)) == reduced(at(j)), "{what:?}");
-                let found = read_f64(dtype, normed, at(j));
+                let label = (self.shape, n, me, round, row, j);
+                assert_eq!(read_f64(dtype, added, position(j)), x, "{label:?}");
+                assert!(!kept || read_f64(dtype, stored, position(j)) == reduced(position(j)), "{label:?}");
+                let actual = read_f64(dtype, normed, position(j));
                 let expected = x * scale * weight(j);
                 let tolerance = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
                 assert!(
-                    (found - expected).abs() <= tolerance * expected.abs(),
-                    "{what:?}: {found} for {expected}"
+                    (actual - expected).abs() <= tolerance * expected.abs(),
+                    "{label:?}: {actual} for {expected}"
                 );
             }
         }
@@ -186,10 +187,11 @@ fn run(
     rounds: usize,
     name: &str,
 ) -> Option<Vec<Vec<Vec<u8>>>> {
-    let made: Vec<EmulatedWorld> = worlds.iter().map(|(n, given)| EmulatedWorld::new(*n, given)).collect();
+    let emulated: Vec<EmulatedWorld> =
+        worlds.iter().map(|(n, given)| EmulatedWorld::new(*n, given)).collect();
     let mut source = KernelSource::new();
     let mut layers: Vec<Vec<Vec<RankNorm>>> = Vec::new();
-    for (world, (_, given)) in made.iter().zip(worlds) {
+    for (world, (_, given)) in emulated.iter().zip(worlds) {
         let mut ranks = Vec::new();
         for peers in &world.peers {
             ranks.push(shapes.iter().map(|&s| RankNorm::new(s, peers, given.zone, &mut source)).collect());
@@ -197,7 +199,7 @@ fn run(
         layers.push(ranks);
     }
     let library = EmulationLibrary::new(&source, name)?;
-    let all = layers.iter_mut().map(|ranks| {
+    let bytes = layers.iter_mut().map(|ranks| {
         let n = ranks.len();
         std::thread::scope(|scope| {
             let library = &library;
@@ -209,7 +211,7 @@ fn run(
             running.into_iter().map(|r| r.join().expect("it compares")).collect()
         })
     });
-    Some(all.collect())
+    Some(bytes.collect())
 }
 
 /// Runs the layers of a rank, round after round; returns their norms.
@@ -258,9 +260,9 @@ fn residual_and_norm_follow_the_reduction() {
 fn rows_whose_squares_do_not_fit_are_normalised() {
     let shapes = [shape(DType::F32, 3, 120), shape(DType::BF16, 7, 116), shape(DType::F32, 2, 8)];
     let units = [2f64.powi(66), 2f64.powi(100), 2f64.powi(-66), 2f64.powi(-110)];
-    let all: Vec<NormShape> =
+    let extreme_shapes: Vec<NormShape> =
         units.into_iter().flat_map(|unit| shapes.map(|shape| NormShape { unit, ..shape })).collect();
-    run(&[(3, WorldConfig::default())], &all, 2, "norm-edges");
+    run(&[(3, WorldConfig::default())], &extreme_shapes, 2, "norm-edges");
 }
 
 #[test]
@@ -273,16 +275,16 @@ fn a_large_reduction_takes_the_residual_in_two_rounds() {
         shifted(1, NormShape { kept: true, ..in_place(DType::BF16, 11, 92) }),
     ]
     .map(|shape| NormShape { normalised: false, ..shape });
-    let given = WorldConfig { zone: 32 << 10, ..WorldConfig::default() };
+    let config = WorldConfig { zone: 32 << 10, ..WorldConfig::default() };
     for n in [3, 5, 8] {
         for shape in &shapes {
             let bytes = shape.rows * shape.hidden * shape.dtype.size();
-            assert!(given.thresholds.uses_two_rounds(bytes as u64, n as u64));
+            assert!(config.thresholds.uses_two_rounds(bytes as u64, n as u64));
         }
     }
-    run(&[3, 5, 8].map(|n| (n, given)), &shapes, 3, "norm-twice");
+    run(&[3, 5, 8].map(|n| (n, config)), &shapes, 3, "norm-twice");
     let disturbed =
-        (0..10).flat_map(|seed| [(3, WorldConfig { chaos: Some(seed), ..given }), wrapped(4, seed, given)]);
+        (0..10).flat_map(|seed| [(3, WorldConfig { chaos: Some(seed), ..config }), wrapped(4, seed, config)]);
     run(&disturbed.collect::<Vec<_>>(), &shapes, 1, "norm-twice-chaos");
 }
 
@@ -319,11 +321,11 @@ fn forms() -> [WorldConfig; 2] {
 
 #[test]
 fn rows_sent_by_several_blocks_have_equal_bits() {
-    let alone = GridLimits { blocks: 1, ..SHARED_GRID };
+    let single_block = GridLimits { blocks: 1, ..SHARED_GRID };
     let mut worlds: Vec<(u32, WorldConfig)> = Vec::new();
     for n in [2, 3, 5, 8] {
         for given in forms() {
-            worlds.extend([(n, given), (n, WorldConfig { grid: alone, ..given })]);
+            worlds.extend([(n, given), (n, WorldConfig { grid: single_block, ..given })]);
         }
     }
     let Some(norms) = run(&worlds, &TEST_SHAPES, 2, "norm-shared") else { return };
@@ -347,7 +349,7 @@ fn shared_rows_stand_delays_and_flags_that_wrap_around() {
 #[test]
 fn long_rows_are_shared() {
     let grid = GridLimits { threads: 128, most_threads: 288, blocks: 3 };
-    let given = WorldConfig { grid, zone: 512 << 10, ..WorldConfig::default() };
+    let config = WorldConfig { grid, zone: 512 << 10, ..WorldConfig::default() };
     let shapes = [
         in_place(DType::BF16, 1, 8192),
         shape(DType::BF16, 1, 4096),
@@ -357,7 +359,7 @@ fn long_rows_are_shared() {
         shape(DType::BF16, 8, 8192),
         shape(DType::F16, 1, 8188),
     ];
-    run(&[(2, given), (3, WorldConfig { chaos: Some(3), ..given })], &shapes, 2, "norm-long");
+    run(&[(2, config), (3, WorldConfig { chaos: Some(3), ..config })], &shapes, 2, "norm-long");
 }
 
 #[test]

@@ -238,12 +238,12 @@ fn expected(
     round: usize,
     [row, i]: [usize; 2],
 ) -> f64 {
-    let of =
+    let element_of =
         |rank: usize, row: usize| rounded(shape.dtype, element(shape, rank, round, row * shape.width + i));
     match shape.kind {
         ExchangeKind::Dispatch => usize::try_from(routing.slots[me][row]).map_or(0.0, |slot| {
             let token = slot / shape.slots;
-            of(token / shape.tokens, token % shape.tokens)
+            element_of(token / shape.tokens, token % shape.tokens)
         }),
         ExchangeKind::Combine(_) | ExchangeKind::Reduce(_) => {
             let narrow = accumulated(shape.dtype);
@@ -296,23 +296,23 @@ fn run_exchange(
     let shift = shape.shift * size;
     let [rows, results] = shape.rows();
     // SAFETY: the places are separate within the arena; peers read only the operand, and only within a kernel.
-    let at = |offset: usize, len: usize| unsafe { bytes_at(base + offset as Address, len) };
-    let operand = at(OPERAND_OFFSETS[number % 2] + shift, rows * shape.row_bytes());
+    let memory = |offset: usize, len: usize| unsafe { bytes_at(base + offset as Address, len) };
+    let operand = memory(OPERAND_OFFSETS[number % 2] + shift, rows * shape.row_bytes());
     for i in 0..rows * shape.width {
         write_f64(shape.dtype, operand, i, element(shape, me, round, i));
     }
-    let result = at(RESULT_OFFSET + shift, results * shape.row_bytes() + 16);
+    let result = memory(RESULT_OFFSET + shift, results * shape.row_bytes() + 16);
     result.fill(0xee);
     let own_slots = shape.tokens * shape.slots;
     let table = match shape.kind {
         ExchangeKind::Dispatch | ExchangeKind::Reduce(_) => &routing.rows[..],
         ExchangeKind::Combine(_) => &routing.rows[me * own_slots..][..own_slots],
     };
-    write_table(at(ROW_TABLE, 8 * table.len()), table);
-    write_table(at(ROW_SLOTS, 8 * shape.capacity), &routing.slots[me]);
+    write_table(memory(ROW_TABLE, 8 * table.len()), table);
+    write_table(memory(ROW_SLOTS, 8 * shape.capacity), &routing.slots[me]);
     if let Some(dtype) = shape.weights() {
         let owners = if matches!(shape.kind, ExchangeKind::Reduce(_)) { 0..n } else { me..me + 1 };
-        let weights = at(WEIGHTS_OFFSET, owners.len() * own_slots * dtype.size());
+        let weights = memory(WEIGHTS_OFFSET, owners.len() * own_slots * dtype.size());
         for (position, owner) in owners.enumerate() {
             for slot in 0..own_slots {
                 write_f64(dtype, weights, position * own_slots + slot, weight(owner, round, slot));
@@ -320,14 +320,14 @@ fn run_exchange(
         }
     }
     let sums_dtype = shape.dtype.compute_dtype();
-    let sums = at(SUMS_OFFSET, (n - 1) * shape.tokens * shape.width * sums_dtype.size() + 16);
+    let sums = memory(SUMS_OFFSET, (n - 1) * shape.tokens * shape.width * sums_dtype.size() + 16);
     sums.fill(0xee);
     library.run(kernel);
     for row in 0..results {
         for i in 0..shape.width {
-            let found = read_f64(shape.dtype, result, row * shape.width + i);
+            let actual = read_f64(shape.dtype, result, row * shape.width + i);
             let wanted = expected(shape, &routing, me, round, [row, i]);
-            assert_eq!(found, wanted, "{shape:?}: row {row}, element {i}, rank {me} of {n}, round {round}");
+            assert_eq!(actual, wanted, "{shape:?}: row {row}, element {i}, rank {me} of {n}, round {round}");
         }
     }
     if matches!(shape.kind, ExchangeKind::Reduce(_)) {
@@ -336,8 +336,8 @@ fn run_exchange(
                 let position = (piece * shape.tokens + row) * shape.width + i;
                 let rank = (me + 1 + piece) % n;
                 let wanted = sum_of_rank(shape, &routing, [rank, me], round, [row, i]);
-                let found = read_f64(sums_dtype, sums, position);
-                assert_eq!(found, wanted, "{shape:?}: sum {row} of {rank} on {me} of {n}, round {round}");
+                let actual = read_f64(sums_dtype, sums, position);
+                assert_eq!(actual, wanted, "{shape:?}: sum {row} of {rank} on {me} of {n}, round {round}");
             }
         }
     }
@@ -401,20 +401,21 @@ fn rows_go_where_the_tables_say() {
 /// Among more than four ranks, the totals of one unit are made at a time.
 #[test]
 fn rows_of_eight_ranks_go_where_the_tables_say() {
-    let all: Vec<ExchangeShape> = SHAPES_OF_MANY.into_iter().flat_map(|s| [s.direct(), s.staged()]).collect();
-    run(8, &all, 3, &WorldConfig::default());
+    let variants: Vec<ExchangeShape> =
+        SHAPES_OF_MANY.into_iter().flat_map(|s| [s.direct(), s.staged()]).collect();
+    run(8, &variants, 3, &WorldConfig::default());
 }
 
 /// The kernels of `n` ranks: for large rows, and for four ranks of every shape.
 pub(super) fn kernels(n: u32, source: &mut KernelSource) {
     let control = ControlRegion { groups: 2, max_exchange_ranks: 8, staging_bytes: STAGING_BYTES };
     let large = dispatch(DType::BF16, 7168, 128, 8, 2048);
-    let mut all = if n == 4 { shapes() } else { vec![] };
+    let mut tested = if n == 4 { shapes() } else { vec![] };
     let weights = Some(DType::F32);
     for shape in [large, combine(weights, large), reduce(weights, large)] {
-        all.extend([shape.staged(), shape.direct()]);
+        tested.extend([shape.staged(), shape.direct()]);
     }
-    for shape in all {
+    for shape in tested {
         let chaos = (n == 4).then_some(1);
         lowered(&shape.call(0, n), &PeerContext { control, chaos, ..peers(0, n) }, source);
     }
@@ -440,16 +441,16 @@ impl BadEntry {
         let shape = &self.shape;
         let base = self.world.peers[me].arenas[me];
         // SAFETY: nothing else accesses the tables and the result now.
-        let at = |offset: usize, len: usize| unsafe { bytes_at(base + offset as Address, len) };
+        let memory = |offset: usize, len: usize| unsafe { bytes_at(base + offset as Address, len) };
         // Other entries name nothing.
         let entry = if me == 1 { self.entry } else { -1 };
         let row = if shape.kind == ExchangeKind::Dispatch { -1 } else { entry };
-        write_table(at(ROW_TABLE, 96), &[[-1; 4], [-1, row, -1, -1], [-1; 4]].concat());
-        write_table(at(ROW_SLOTS, 64), &[-1, -1, -1, -1, -1, entry, -1, -1]);
-        at(RESULT_OFFSET, 128).fill(0xee);
+        write_table(memory(ROW_TABLE, 96), &[[-1; 4], [-1, row, -1, -1], [-1; 4]].concat());
+        write_table(memory(ROW_SLOTS, 64), &[-1, -1, -1, -1, -1, entry, -1, -1]);
+        memory(RESULT_OFFSET, 128).fill(0xee);
         library.run(&self.kernels[me]);
         let bytes = shape.rows()[1] * 16;
-        assert!(at(RESULT_OFFSET, bytes).iter().all(|&b| b == 0), "{shape:?} on rank {me}");
+        assert!(memory(RESULT_OFFSET, bytes).iter().all(|&b| b == 0), "{shape:?} on rank {me}");
     }
 }
 
@@ -516,7 +517,7 @@ fn empty_rows_only_synchronize() {
     let call = dispatch(DType::F32, 0, 3, 2, 8).call(0, 2);
     let launch = lowered(&call, &peers(0, 2), &mut KernelSource::new());
     assert_eq!(launch.grid, [1, 1, 1]);
-    let alone = dispatch(DType::F32, 0, 3, 2, 8).call(0, 1);
-    let ends = pointers(&alone, &peers(0, 1));
-    assert_eq!(lower(7, &alone, &ends, &peers(0, 1), &mut KernelSource::new()), Ok(Some(vec![])));
+    let single = dispatch(DType::F32, 0, 3, 2, 8).call(0, 1);
+    let ends = pointers(&single, &peers(0, 1));
+    assert_eq!(lower(7, &single, &ends, &peers(0, 1), &mut KernelSource::new()), Ok(Some(vec![])));
 }

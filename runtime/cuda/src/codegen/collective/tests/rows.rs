@@ -68,14 +68,14 @@ impl RankRows {
         let base = peers.arenas[peers.rank as usize];
         // Values that peers do not access may be anywhere.
         let results = ZONE_BYTES + TEST_SHAPES.len() * VALUE_BYTES;
-        let at = [call.operand.offset, results + skipped].map(|offset| base + offset as Address);
-        let running = RankCollective::new(3, &call, at.map(DevicePtr::from), peers).expect("it fits");
+        let addresses = [call.operand.offset, results + skipped].map(|offset| base + offset as Address);
+        let running = RankCollective::new(3, &call, addresses.map(DevicePtr::from), peers).expect("it fits");
         let bytes = row * dtype.size();
         let prepared = match variant {
             CollectiveVariant::Pull => barrier::pull_rows(&running, bytes, exit),
             _ => ll::gather_rows(&running, bytes),
         };
-        RankRows { shape, at, kernel: prepared.expect("it fits").launch(peers, source) }
+        RankRows { shape, at: addresses, kernel: prepared.expect("it fits").launch(peers, source) }
     }
 
     /// Runs this rank's kernel on the values of a round and compares the results.
@@ -88,12 +88,12 @@ impl RankRows {
         (0..elements).for_each(|i| write_f64(dtype, value(self.at[0], elements), i, element(me, round, i)));
         library.run(&self.kernel);
         for i in 0..elements * n {
-            let at = i / (row * n);
+            let token = i / (row * n);
             let rank = i / row % n;
-            let found = read_f64(dtype, value(self.at[1], elements * n), i);
+            let actual = read_f64(dtype, value(self.at[1], elements * n), i);
             assert_eq!(
-                found,
-                element(rank, round, at * row + i % row),
+                actual,
+                element(rank, round, token * row + i % row),
                 "{:?} {n} {me} {round} {i}",
                 self.shape
             );
@@ -103,10 +103,11 @@ impl RankRows {
 
 /// Runs all cases, round after round, on all ranks of each world. Ranks synchronize only in the kernels.
 fn run(worlds: &[(u32, WorldConfig)], rounds: usize, name: &str) {
-    let made: Vec<EmulatedWorld> = worlds.iter().map(|(n, given)| EmulatedWorld::new(*n, given)).collect();
+    let emulated: Vec<EmulatedWorld> =
+        worlds.iter().map(|(n, given)| EmulatedWorld::new(*n, given)).collect();
     let mut source = KernelSource::new();
     let mut layers: Vec<Vec<Vec<RankRows>>> = Vec::new();
-    for world in &made {
+    for world in &emulated {
         let mut ranks = Vec::new();
         for peers in &world.peers {
             let shapes = TEST_SHAPES.iter().enumerate();
@@ -130,9 +131,9 @@ fn run(worlds: &[(u32, WorldConfig)], rounds: usize, name: &str) {
 
 #[test]
 fn rows_of_all_ranks_follow_each_other() {
-    let given = WorldConfig::default();
-    run(&[2, 3, 4, 7].map(|n| (n, given)), 2, "rows");
-    let disturbed = (0..4).map(|seed| (2 + seed as u32 % 3, WorldConfig { chaos: Some(seed), ..given }));
+    let config = WorldConfig::default();
+    run(&[2, 3, 4, 7].map(|n| (n, config)), 2, "rows");
+    let disturbed = (0..4).map(|seed| (2 + seed as u32 % 3, WorldConfig { chaos: Some(seed), ..config }));
     run(&disturbed.collect::<Vec<_>>(), 1, "rows-chaos");
 }
 
@@ -146,7 +147,7 @@ fn units_are_as_wide_as_addresses_and_rows_allow() {
 fn body(row: usize, shift: usize) -> String {
     let call = collective(Kind::AllGather, CollectiveVariant::Pull, 2, DType::U8, row * 6);
     let peers = peers(0, 2);
-    let at = [(1 << 32), (1 << 20) + shift as Address];
-    let running = RankCollective::new(3, &call, at.map(DevicePtr::from), &peers).expect("it fits");
+    let addresses = [(1 << 32), (1 << 20) + shift as Address];
+    let running = RankCollective::new(3, &call, addresses.map(DevicePtr::from), &peers).expect("it fits");
     barrier::pull_rows(&running, row, ExitBarrier::Kept).expect("it fits").body
 }

@@ -30,13 +30,13 @@ impl JointCollectives {
         let cases = collectives.iter().map(|(kind, dtype, elements, shift)| {
             let elements = elements * if matches!(kind, Kind::AllGather) { 1 } else { n as usize };
             let results = results_of(kind, elements, n as usize);
-            let mut place = |elements: usize| {
-                let at = end + shift * dtype.size();
-                end = (at + elements * dtype.size()).next_multiple_of(64);
-                ResolvedRegion::uniform(MemorySpace::Symmetric, at)
+            let mut allocate = |elements: usize| {
+                let offset = end + shift * dtype.size();
+                end = (offset + elements * dtype.size()).next_multiple_of(64);
+                ResolvedRegion::uniform(MemorySpace::Symmetric, offset)
             };
             let mut call = collective(kind.clone(), variant, n, *dtype, elements);
-            (call.operand, call.result, call.exit) = (place(elements), place(results), exit);
+            (call.operand, call.result, call.exit) = (allocate(elements), allocate(results), exit);
             CollectiveCase { call, results }
         });
         JointCollectives { cases: cases.collect() }
@@ -90,10 +90,10 @@ impl JointCollectives {
             // SAFETY: as above.
             let result = unsafe { bytes_at(address_of(&call.result), results * call.dtype.size()) };
             for i in 0..*results {
-                let found = read_f64(call.dtype, result, i);
+                let actual = read_f64(call.dtype, result, i);
                 let expected = expected(case, me, i, round);
-                let what = (call.kind.name(), call.variant, call.dtype, call.elements);
-                assert_eq!(found, expected, "{what:?}: element {i} on rank {me} in round {round}");
+                let label = (call.kind.name(), call.variant, call.dtype, call.elements);
+                assert_eq!(actual, expected, "{label:?}: element {i} on rank {me} in round {round}");
             }
         }
     }
@@ -113,7 +113,7 @@ fn sum(op: CollectiveReduceOp) -> Kind {
 fn sets(n: u32) -> Vec<JointCollectives> {
     use CollectiveReduceOp::*;
     use DType::*;
-    let kept = Some(ExitBarrier::Kept);
+    let kept_exit = Some(ExitBarrier::Kept);
     let pulled = [
         (Kind::AllGather, BF16, 77, 0),
         (EXCHANGE, F32, 24, 0),
@@ -140,19 +140,20 @@ fn sets(n: u32) -> Vec<JointCollectives> {
     ];
     let gathers: Vec<_> = (0..16).map(|i| (Kind::AllGather, BF16, 1 + i % 5 * 8, 0)).collect();
     vec![
-        JointCollectives::new(n, CollectiveVariant::Pull, kept, &pulled),
+        JointCollectives::new(n, CollectiveVariant::Pull, kept_exit, &pulled),
         JointCollectives::new(n, CollectiveVariant::Push, None, &pushed),
-        JointCollectives::new(n, CollectiveVariant::OneShot, kept, &summed),
-        JointCollectives::new(n, CollectiveVariant::Pull, kept, &gathers),
-        JointCollectives::new(n, CollectiveVariant::Pull, kept, &pulled[1..2]),
+        JointCollectives::new(n, CollectiveVariant::OneShot, kept_exit, &summed),
+        JointCollectives::new(n, CollectiveVariant::Pull, kept_exit, &gathers),
+        JointCollectives::new(n, CollectiveVariant::Pull, kept_exit, &pulled[1..2]),
     ]
 }
 
 fn rounds(worlds: &[(u32, WorldConfig)], rounds: usize, name: &str) {
-    let made: Vec<EmulatedWorld> = worlds.iter().map(|(n, given)| EmulatedWorld::new(*n, given)).collect();
+    let emulated: Vec<EmulatedWorld> =
+        worlds.iter().map(|(n, given)| EmulatedWorld::new(*n, given)).collect();
     let mut source = KernelSource::new();
     let mut of_ranks = Vec::new();
-    for world in &made {
+    for world in &emulated {
         let sets = sets(world.peers.len() as u32);
         let mut kernels = Vec::new();
         for peers in &world.peers {
@@ -162,7 +163,7 @@ fn rounds(worlds: &[(u32, WorldConfig)], rounds: usize, name: &str) {
         of_ranks.push((sets, kernels));
     }
     let Some(library) = EmulationLibrary::new(&source, name) else { return };
-    for (world, (sets, kernels)) in made.iter().zip(&of_ranks) {
+    for (world, (sets, kernels)) in emulated.iter().zip(&of_ranks) {
         std::thread::scope(|scope| {
             for (me, (peers, kernels)) in world.peers.iter().zip(kernels).enumerate() {
                 let library = &library;
@@ -180,10 +181,10 @@ fn rounds(worlds: &[(u32, WorldConfig)], rounds: usize, name: &str) {
 
 #[test]
 fn several_collectives_give_what_each_gives() {
-    let given = WorldConfig::default();
-    rounds(&[2, 3, 4].map(|n| (n, WorldConfig { first: (5, 0), ..given })), 3, "several");
+    let config = WorldConfig::default();
+    rounds(&[2, 3, 4].map(|n| (n, WorldConfig { first: (5, 0), ..config })), 3, "several");
     rounds(
-        &[(2, WorldConfig { chaos: Some(3), ..given }), (4, WorldConfig { chaos: Some(4), ..given })],
+        &[(2, WorldConfig { chaos: Some(3), ..config }), (4, WorldConfig { chaos: Some(4), ..config })],
         1,
         "several-chaos",
     );
@@ -224,14 +225,24 @@ fn lower_on_rank_0(set: &JointCollectives) -> Option<Vec<GpuCommand>> {
 #[test]
 fn unsupported_sets_are_not_lowered_to_one_kernel() {
     let gather = (Kind::AllGather, DType::F32, 4, 0);
-    let kept = Some(ExitBarrier::Kept);
+    let kept_exit = Some(ExitBarrier::Kept);
     assert!(
-        lower_on_rank_0(&JointCollectives::new(2, CollectiveVariant::Pull, kept, &vec![gather.clone(); 16]))
-            .is_some()
+        lower_on_rank_0(&JointCollectives::new(
+            2,
+            CollectiveVariant::Pull,
+            kept_exit,
+            &vec![gather.clone(); 16]
+        ))
+        .is_some()
     );
     assert!(
-        lower_on_rank_0(&JointCollectives::new(2, CollectiveVariant::Pull, kept, &vec![gather.clone(); 17]))
-            .is_none(),
+        lower_on_rank_0(&JointCollectives::new(
+            2,
+            CollectiveVariant::Pull,
+            kept_exit,
+            &vec![gather.clone(); 17]
+        ))
+        .is_none(),
         "too many"
     );
     for variant in [
@@ -241,23 +252,23 @@ fn unsupported_sets_are_not_lowered_to_one_kernel() {
         CollectiveVariant::Plain,
     ] {
         assert!(
-            lower_on_rank_0(&JointCollectives::new(2, variant, kept, &[gather.clone(), gather.clone()]))
+            lower_on_rank_0(&JointCollectives::new(2, variant, kept_exit, &[gather.clone(), gather.clone()]))
                 .is_none(),
             "{variant}"
         );
     }
     let mut mixed =
-        JointCollectives::new(2, CollectiveVariant::Pull, kept, &[gather.clone(), gather.clone()]);
+        JointCollectives::new(2, CollectiveVariant::Pull, kept_exit, &[gather.clone(), gather.clone()]);
     mixed.cases[1].call.variant = CollectiveVariant::Push;
     assert!(lower_on_rank_0(&mixed).is_none(), "two variants");
-    let alone = JointCollectives::new(1, CollectiveVariant::Pull, kept, &[gather.clone(), gather]);
-    let works = alone.lowered(&peers(0, 1), &mut KernelSource::new()).expect("it fits").expect("copies");
+    let single = JointCollectives::new(1, CollectiveVariant::Pull, kept_exit, &[gather.clone(), gather]);
+    let works = single.lowered(&peers(0, 1), &mut KernelSource::new()).expect("it fits").expect("copies");
     assert!(
         matches!(works[..], [GpuCommand::Copy { bytes: 16, .. }, GpuCommand::Copy { bytes: 16, .. }]),
         "{works:?}"
     );
     let mut outside =
-        JointCollectives::new(2, CollectiveVariant::Pull, kept, &[(Kind::AllGather, DType::F32, 4, 0)]);
+        JointCollectives::new(2, CollectiveVariant::Pull, kept_exit, &[(Kind::AllGather, DType::F32, 4, 0)]);
     outside.cases[0].call.operand.offset = ARENA;
     let error =
         outside.lowered(&peers(0, 2), &mut KernelSource::new()).expect_err("no such memory").to_string();

@@ -73,22 +73,22 @@ fn lower_exchange(call: &ResolvedCollective, peers: &PeerContext, source: &mut K
 /// The rows between all pairs of ranks in a round: as many as fit, few, or none from some ranks and to some.
 fn sizes(round: usize, n: usize, capacity: usize) -> Vec<Vec<i64>> {
     let mut random = SplitMix(round as u64 * 31 + capacity as u64);
-    let mut left = vec![capacity; n];
+    let mut unsent = vec![capacity; n];
     let mut room = vec![capacity; n];
     let mut out = vec![vec![0; n]; n];
     for k in 0..n * n {
         let from = (k + round) % n;
-        let to = (k / n + k + round) % n;
-        let most = left[from].min(room[to]);
+        let target = (k / n + k + round) % n;
+        let limit = unsent[from].min(room[target]);
         let size = match round % 3 {
-            0 => random.below(most + 1),
-            1 => most,
-            _ if random.below(3) == 0 => most.min(3),
+            0 => random.below(limit + 1),
+            1 => limit,
+            _ if random.below(3) == 0 => limit.min(3),
             _ => 0,
         };
-        left[from] -= size;
-        room[to] -= size;
-        out[from][to] += size as i64;
+        unsent[from] -= size;
+        room[target] -= size;
+        out[from][target] += size as i64;
     }
     out
 }
@@ -218,10 +218,14 @@ fn invalid_split_sizes_are_reported_without_moving_data() {
             }
         });
         for me in 0..3 {
-            let what = format!("{}, rank {me}: {:?}", case.variant, case.sizes);
-            let said = case.world.unfit(me).expect("a report");
-            assert_eq!((said.step, said.rank, said.direction), (7, case.rank, case.direction), "{what}");
-            assert_eq!(said.sizes[..3], case.found, "{what}");
+            let label = format!("{}, rank {me}: {:?}", case.variant, case.sizes);
+            let report = case.world.unfit(me).expect("a report");
+            assert_eq!(
+                (report.step, report.rank, report.direction),
+                (7, case.rank, case.direction),
+                "{label}"
+            );
+            assert_eq!(report.sizes[..3], case.found, "{label}");
         }
     }
 }

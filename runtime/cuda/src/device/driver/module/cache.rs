@@ -63,8 +63,8 @@ impl<M> SharedModules<M> {
     ) -> Result<Arc<LoadedCode<M>>, E> {
         let mut cache = self.lock();
         loop {
-            if let Some(known) = cache.find(&key) {
-                return Ok(known);
+            if let Some(loaded) = cache.find(&key) {
+                return Ok(loaded);
             }
             if !cache.loading.contains(&key) {
                 break;
@@ -101,9 +101,9 @@ impl<M> ModuleCache<M> {
     pub fn find(&mut self, key: &CodeKey) -> Option<Arc<LoadedCode<M>>> {
         self.entries.retain(|code| code.key.gpu != key.gpu || code.key.context == key.context);
         let position = self.entries.iter().position(|code| code.key == *key)?;
-        let found = self.entries.remove(position);
-        self.entries.push(found.clone());
-        Some(found)
+        let entry = self.entries.remove(position);
+        self.entries.push(entry.clone());
+        Some(entry)
     }
 
     pub fn insert(&mut self, code: LoadedCode<M>) -> Arc<LoadedCode<M>> {
@@ -169,8 +169,8 @@ mod tests {
         let used = load(&mut cache, key(0, 1, 1), 10);
         drop(load(&mut cache, key(0, 1, 2), 10));
         drop(load(&mut cache, key(1, 2, 3), 10));
-        let again = load(&mut cache, key(0, 9, 1), 10);
-        assert!(!Arc::ptr_eq(&used, &again));
+        let reloaded = load(&mut cache, key(0, 9, 1), 10);
+        assert!(!Arc::ptr_eq(&used, &reloaded));
         // Code 2 was unloaded with its context, not in the new one. The code of the other GPU is kept.
         assert!(evicted(&mut cache, 0).is_empty());
         assert_eq!(evicted(&mut cache, 1), [3]);
@@ -229,14 +229,14 @@ mod tests {
         use std::sync::atomic::{AtomicU32, Ordering};
         let modules = SharedModules::<u8>::new(100);
         let loads = AtomicU32::new(0);
-        let same = key(0, 1, 1);
+        let shared_key = key(0, 1, 1);
         let met = (Mutex::new(0), Condvar::new());
         let results: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..8)
                 .map(|_| {
                     scope.spawn(|| {
                         meet(&met, 8);
-                        modules.get_or_load(same, 10, || {
+                        modules.get_or_load(shared_key, 10, || {
                             // The other threads that have arrived wait here. The first load fails, the
                             // second panics.
                             match loads.fetch_add(1, Ordering::SeqCst) {
