@@ -126,29 +126,15 @@ class GraphCall:
         """The code that Inductor has generated for the graph. None if something else runs it."""
         self.sites: dict[int, FormSite] = {}
         """The places of the forms in which this rank has taken part."""
+        self.has_failed = False
+        """Whether an error has ended it. Other ranks may not have been notified yet."""
+        self.ended_epochs: dict[CallHistory, int] = {}
+        """The epochs that ended with it. An error may interrupt that, which is then done again."""
 
     def taken_parts(self) -> dict[CallHistory, int]:
         return _count_by_history((site.groups, 1) for site in self.sites.values())
 
-    def end(self, error: BaseException, shared_by: CallHistory | None = None) -> None:
-        """Ends the call of all ranks, as far as they need this one, because of an error of this rank. The ranks of the history
-        ``shared_by`` raise the error as well."""
-        if self.world is not _world.default_pg:
-            # The process groups have been destroyed, and with them the sessions.
-            return
-        taken, ended = self.taken_parts(), []
-        for history, count in self.graph.parts().items():
-            if taken.get(history, 0) == count:
-                history.parts_of_failed_calls += count
-            elif history is shared_by:
-                history.epoch += 1
-            else:
-                history.notify(error, self._may_leave_others_in_pytorch(history))
-                ended.append(history)
-        for history in ended:
-            history.end_sessions(error)
-
-    def _may_leave_others_in_pytorch(self, history: CallHistory) -> bool:
+    def may_leave_others_in_pytorch(self, history: CallHistory) -> bool:
         """Whether other ranks may have begun a collective by PyTorch in which this rank will not take part."""
         # The sites are in the order of the calls. Other ranks cannot come further than to the first one that misses this rank.
         for number, site in self.graph.sites.items():
@@ -156,6 +142,33 @@ class GraphCall:
                 return site.form is not None and site.form in history.forms and site.form.is_left
         # The others may call a form for the first time in this graph that they know from another one.
         return any(form.is_left for form in history.forms)
+
+
+def _end_calls(calls: list[GraphCall], error: BaseException, shared_by: CallHistory | None = None) -> None:
+    """Ends calls of a thread, one within the other, on all ranks, as far as these need this one. The ranks of the history ``shared_by``
+    raise the error as well."""
+    missed: dict[CallHistory, GraphCall] = {}
+    for call in calls:
+        call.has_failed = True
+        taken = call.taken_parts()
+        # If the process groups have been destroyed, so have the sessions.
+        parts = call.graph.parts() if call.world is _world.default_pg else {}
+        for history, count in parts.items():
+            if taken.get(history, 0) < count:
+                missed.setdefault(history, call)
+    for call in calls:
+        for history, count in call.taken_parts().items():
+            if history not in missed:
+                history.parts_of_failed_calls += count
+    for history, call in missed.items():
+        epoch = call.ended_epochs.setdefault(history, history.epoch)
+        if history is shared_by:
+            history.epoch = epoch + 1
+        elif history.epoch == epoch:
+            history.notify(error, call.may_leave_others_in_pytorch(history))
+    for history in missed:
+        if history is not shared_by:
+            history.end_sessions(error)
 
 
 def _count_by_history(counts: Iterable[tuple[Groups, int]]) -> dict[CallHistory, int]:
@@ -247,28 +260,28 @@ class CallHistory:
 
     def notify(self, error: BaseException, is_left_in_pytorch: bool) -> None:
         """Ends the call of the other ranks because of an error of this rank, and with it the epoch."""
-        parts = self._parts()
+        parts, others = self._finished_parts(), set()
         opening = {form.ranks for form in self.forms if form.ranks.timeout not in self.boards}
-        others = {parts}
-        with contextlib.suppress(Exception):
-            for board in self.boards.values():
+        for board in list(self.boards.values()):
+            with contextlib.suppress(Exception):
                 others |= _PartNotices(board, parts).find_parts(self.epoch)
-            for timeout, board in list(self.boards.items()):
-                notices = _PartNotices(board, _NO_PARTS if _NO_PARTS in others else parts)
-                self._joint_call(board, notices).report(error)
+        for timeout, board in list(self.boards.items()):
+            with contextlib.suppress(Exception):
+                self._joint_call(board, _PartNotices(board, _NO_PARTS if _NO_PARTS in others else parts)).report(error)
                 if board.rounds.has_ended:
                     del self.boards[timeout]
-            for ranks in opening:
+        for ranks in opening:
+            with contextlib.suppress(Exception):
                 self._opening(ranks).report(error)
         self.epoch += 1
         if is_left_in_pytorch and self.culprit is None:
             self.culprit = dist.get_rank()
-        if others != {parts}:
+        if others - {parts} and self.culprit is None:
             self._restart_parts(error, _NO_PARTS in others)
 
     def _restart_parts(self, error: BaseException, is_known: bool) -> None:
         """This rank was in another call than a rank that failed. Unless the others know it, the calls that they make now raise as well."""
-        self.parts_before = self._all_parts()
+        self.parts_before += self._finished_parts()
         error.args = (f"{error}{_APART}".replace(2 * _APART, _APART),)
         if not is_known:
             with contextlib.suppress(Exception):
@@ -296,15 +309,16 @@ class CallHistory:
         # A rank that failed in a later epoch failed in this one as well.
         return JointCall(board.name, round, board.ranks, notices, self.epoch, _LAST_EPOCH)
 
-    def _parts(self) -> int:
-        return self._all_parts() - self.parts_before
-
-    def _all_parts(self) -> int:
-        """The number of forms of these ranks in which this rank has taken part."""
+    def _finished_parts(self) -> int:
+        """The number of forms of these ranks in which this rank has taken part, without its present call."""
         graphs = [graph for graph in list(_graphs.values()) if graph.finished and graph.world is _world.default_pg]
         finished = sum(graph.finished * graph.parts().get(self, 0) for graph in graphs)
+        return finished + self.parts_of_failed_calls - self.parts_before
+
+    def _parts(self) -> int:
+        """The number of forms of these ranks in which this rank has taken part."""
         present = sum(call.taken_parts().get(self, 0) for call in _running.get(threading.get_ident(), ()))
-        return finished + self.parts_of_failed_calls + present
+        return self._finished_parts() + present
 
     def _expect_finished(self, ranks: RankGroup, culprits: list[int]) -> None:
         """Raises on all ranks if one of them will not take part in a collective that PyTorch runs on others."""
@@ -318,7 +332,8 @@ class CallHistory:
         """Raises on all ranks if they were in different calls when one of them failed."""
         if len(set(parts)) == 1:
             return
-        self.agreed_epoch, self.parts_before = self.epoch, self._all_parts()
+        self.agreed_epoch = self.epoch
+        self.parts_before += self._finished_parts()
         (least, first), (most, last) = min(zip(parts, ranks.members)), max(zip(parts, ranks.members))
         text = f"when a call failed, rank {first} had run {least} collectives and rank {last} had run {most}"
         error = symmc.DisagreementError(f"{text}: expected the same number, continue with the same call on all ranks")
@@ -353,13 +368,13 @@ def enter(site: FormSite) -> GraphCall:
     calls = _running.get(threading.get_ident())
     if calls:
         call = calls[-1]
-        if call.graph is site.graph and site.number not in call.sites:
+        if call.graph is site.graph and site.number not in call.sites and not call.has_failed:
             return call
     return _begin(site.graph)
 
 
 def take_part(call: GraphCall, site: FormSite) -> None:
-    """The other ranks need this one no more for this form. An error may interrupt this function, which is then called again."""
+    """The other ranks need nothing more of this one for a form. An error may interrupt this function, which is then called again."""
     call.sites[site.number] = site
     if len(call.sites) == call.graph.total:
         call.graph.finished = call.finished
@@ -370,13 +385,14 @@ def fail(error: BaseException, graph: CompiledGraph | None = None, shared_by: Ca
     """Ends the calls of this thread because of an error, which the ranks of ``shared_by`` raise as well. ``graph`` is the graph of the
     form that raises, whose call may not have begun."""
     with _lock:
-        calls = _running.pop(threading.get_ident(), [])
+        calls = _running.setdefault(threading.get_ident(), [])
         if graph is not None and all(call.graph is not graph for call in calls):
             calls.append(GraphCall(graph, None))
-        for call in calls:
-            # The error itself says more than one of its report.
-            with contextlib.suppress(Exception):
-                call.end(error, shared_by)
+        # The error itself says more than one of its report.
+        with contextlib.suppress(Exception):
+            _end_calls(calls, error, shared_by)
+        # After an interrupt they are found as lost calls.
+        del _running[threading.get_ident()]
 
 
 def _begin(graph: CompiledGraph) -> GraphCall:
@@ -394,8 +410,11 @@ def _begin(graph: CompiledGraph) -> GraphCall:
 def _forget(call: GraphCall) -> None:
     for thread, calls in list(_running.items()):
         if call in calls:
-            calls.remove(call)
-            if not calls:
+            # Its thread may read the old list.
+            kept = [other for other in calls if other is not call]
+            if kept:
+                _running[thread] = kept
+            else:
                 del _running[thread]
 
 
@@ -403,12 +422,21 @@ _GENERATED_MODULES = "torch._inductor.runtime.compile_tasks."
 """The prefix of the modules that Inductor generates."""
 
 
+_GENERATED_FUNCTION = "call"
+"""The function that runs a whole graph. It may call others that run parts of it."""
+
+
 def _generated_frame() -> FrameType | None:
     """The frame of Inductor's code that runs the graph; None if something else runs it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not frame.f_globals.get("__name__", "").startswith(_GENERATED_MODULES):
         frame = frame.f_back
-    return frame
+    whole = frame
+    while frame is not None and whole is not None and whole.f_code.co_name != _GENERATED_FUNCTION:
+        whole = whole.f_back
+        if whole is not None and whole.f_globals is not frame.f_globals:
+            return frame
+    return whole or frame
 
 
 def _end_lost_calls(graph: CompiledGraph | None = None, frame: FrameType | None = None) -> None:
@@ -428,8 +456,9 @@ def _end_lost_calls(graph: CompiledGraph | None = None, frame: FrameType | None 
                 is_lost = not _runs(call.code, frame.f_back if is_again and frame is not None else frames.get(thread))
             # The call may have ended since the frames were listed.
             if is_lost and call in calls:
+                with contextlib.suppress(Exception):
+                    _end_calls([call], RuntimeError("an error ended a graph between two of its collectives"))
                 _forget(call)
-                call.end(RuntimeError("an error ended a graph between two of its collectives"))
 
 
 def _runs(code: CodeType, frame: FrameType | None) -> bool:
@@ -441,6 +470,13 @@ def _runs(code: CodeType, frame: FrameType | None) -> bool:
 
 
 _watcher: threading.Thread | None = None
+
+
+def forget_forms() -> None:
+    """Forgets the forms of earlier process groups."""
+    for graph in list(_graphs.values()):
+        for site in graph.sites.values():
+            site.form = None
 
 
 def _start_watching() -> None:

@@ -46,6 +46,7 @@ _MOST = 8192
 
 _world = dist.distributed_c10d._world if dist.is_available() else None
 
+
 class PlannedForm:
     """A form as a function of its inputs, for the current process groups."""
 
@@ -69,10 +70,13 @@ class PlannedForm:
         self.decided: tuple[tuple[int, ...] | None, bool] = (None, False)
         """Sizes, and whether PyTorch runs them: where the plan has the vendor's library for them, which PyTorch calls as well."""
 
-    def start(self, sizes: tuple[int, ...], inputs: tuple[torch.Tensor, ...], device: torch.device, stream=None):
-        """Starts a run. Returns its results, and whether PyTorch runs it: then each result is to be waited for."""
+    def begin_call(self) -> None:
+        """A call begins, of which nothing has started."""
         self.has_taken_part = False
         self.runner.begin_call()
+
+    def start(self, sizes: tuple[int, ...], inputs: tuple[torch.Tensor, ...], device: torch.device, stream=None):
+        """Starts a run. Returns its results, and whether PyTorch runs it: then each result is to be waited for."""
         history = self.history
         if history is None or not (history.needs_agreement or self._needs_ranks(sizes)):
             return self._start(sizes, inputs, device, stream)
@@ -235,6 +239,7 @@ def _plan_form(text: str, device: torch.device) -> PlannedForm:
             if planned.world is not _world.default_pg:
                 del known[place]
                 planned.runner.close()
+                graph_calls.forget_forms()
     return _planned.setdefault(text, {}).setdefault(device, PlannedForm(text))
 
 
@@ -246,15 +251,21 @@ def _call_form(text: str, site_text: str, sizes: list[int], inputs: list[torch.T
         call = graph_calls.enter(site)
         for begun in begun_before:
             begun.wait()
-        form = site.form = _find_planned(text, device)
+        planned = _find_planned(text, device)
+        planned.begin_call()
+        # An error before this concerns no run, also not the last one of the form.
+        form = site.form = planned
         results, is_left = form.start(tuple(sizes), given, device, stream)
         graph_calls.take_part(call, site)
         return form, results, is_left
     except BaseException as raised:
         error = raised
+        if form is not None and call is not None and form.took_part(raised):
+            graph_calls.take_part(call, site)
+        if call is not None:
+            # Also if another error interrupts what follows.
+            call.has_failed = True
         if form is not None:
-            if call is not None and form.took_part(raised):
-                graph_calls.take_part(call, site)
             with contextlib.suppress(Exception):
                 error = form.explain(raised, given)
         is_shared = form is not None and (isinstance(error, BAD_DATA) or is_raised_by_all(error))
