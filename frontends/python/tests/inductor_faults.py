@@ -11,6 +11,7 @@ import itertools
 import random
 import signal
 import sys
+import threading
 import time
 import unittest.mock as mock
 
@@ -25,6 +26,7 @@ if HAS_TORCH:
 
     import symmc
     import symmc.torch
+    from torch._inductor.scheduler import Scheduler
     from symmc.torch.importing.lift import LiftedGraph
     from symmc.torch.inductor import graph_calls, operators
 
@@ -171,6 +173,20 @@ def in_form(number, change):
 
 
 @contextlib.contextmanager
+def at_start_of_form(number, error):
+    """In this context the form of this number of a graph raises before anything of its call has begun."""
+    whole, started = operators.PlannedForm.start, itertools.count()
+
+    def start(*given, **named):
+        if next(started) == number:
+            raise error
+        return whole(*given, **named)
+
+    with mock.patch.object(operators.PlannedForm, "start", start):
+        yield
+
+
+@contextlib.contextmanager
 def between_forms(error):
     """In this context the operator between two collectives raises an error."""
     error_between.append(error)
@@ -185,12 +201,17 @@ def makes_same_calls_after_failure(rank):
     for function in GRAPHS:
         run = Calls(function, compiled_by_inductor(function))
         forms = 1 if function is summed else 2
-        changes = [(f"{place} of form {form}", form, place) for form in range(forms) for place in ("results", "after")]
+        changes = [(f"{place} of form {form}", form, place) for form in range(forms) for place in ("start", "results", "after")]
         changes += [] if function is summed else [("between", 0, "between")]
         for (name, form, place), victim, new_size in itertools.product(changes, range(ranks), (False, True)):
             run()
             error = (KeyboardInterrupt if form else Fault)("on purpose")
-            change = between_forms(error) if place == "between" else in_form(form, places(error)[place])
+            if place == "between":
+                change = between_forms(error)
+            elif place == "start":
+                change = at_start_of_form(form, error)
+            else:
+                change = in_form(form, places(error)[place])
             try:
                 with change if rank == victim else contextlib.nullcontext():
                     found = outcome(run)
@@ -238,14 +259,15 @@ def notifies_ranks_of_lost_call(rank):
 
 
 def counts_nested_graphs_apart(rank):
-    """A graph is called by an operator of another graph. Neither call is taken for one that an error has ended."""
+    """A graph is called by an operator of another graph. Neither call is taken for one that an error has ended, and a failure before the
+    inner call is one failure on all ranks."""
     inner = torch.compile(lambda x: summed(x), dynamic=False)
 
     @torch.library.custom_op("symmc_test::nested", mutates_args=())
     def nested(x: torch.Tensor) -> torch.Tensor:
         # Longer than the watcher waits.
         time.sleep(3 * graph_calls._WATCH_INTERVAL)
-        return inner(x)
+        return inner(torch.ops.symmc_test.checked(x))
 
     @nested.register_fake
     def _(x):
@@ -254,12 +276,83 @@ def counts_nested_graphs_apart(rank):
     def outer(x):
         return summed(nested(summed(x)))
 
-    run, ranks = compiled_by_inductor(outer), dist.get_world_size()
+    run, ranks, values = compiled_by_inductor(outer), dist.get_world_size(), itertools.count(1)
+
+    def call():
+        value = next(values)
+        expected = torch.full((5,), float(ranks**2 * (ranks * value + 1)))
+        torch.testing.assert_close(run(torch.full((5,), float(value))), expected)
+
     epochs = {history: history.epoch for history in graph_calls._histories().values()}
-    for value in range(1, 4):
-        torch.testing.assert_close(run(torch.full((5,), float(value))), torch.full((5,), float(value * ranks**3)))
+    for _ in range(3):
+        call()
     assert all(history.epoch == epoch for history, epoch in epochs.items()), epochs
-    assert epochs and not graph_calls._running, graph_calls._running
+    assert not graph_calls._running, graph_calls._running
+    with between_forms(Fault("on purpose")) if rank == 0 else contextlib.nullcontext():
+        found = outcome(call)
+    assert isinstance(found, Fault if rank == 0 else symmc.PeerError), repr(found)
+    for _ in range(3):
+        call()
+
+
+def runs_partitions_of_graphs(rank):
+    """Inductor divides a graph into functions, each with one collective. One rank is slow between them. No call fails."""
+    slow = []
+
+    @torch.library.custom_op("symmc_test::slow", mutates_args=())
+    def slow_operator(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(slow.pop() if slow else 0)
+        return x + 1
+
+    @slow_operator.register_fake
+    def _(x):
+        return torch.empty_like(x)
+
+    def is_cut(_scheduler, node):
+        return "cut" if "slow" in str(getattr(node.node, "op_overload", "")) else None
+
+    run, ranks = compiled_by_inductor(lambda x: summed(torch.ops.symmc_test.slow(summed(x)))), dist.get_world_size()
+    with torch._inductor.config.patch(graph_partition=True), mock.patch.object(Scheduler, "should_partition", is_cut):
+        for value in range(1, 6):
+            slow[:] = [3 * graph_calls._WATCH_INTERVAL] if rank == value % ranks else []
+            expected = torch.full((5,), float(ranks * (ranks * value + 1)))
+            torch.testing.assert_close(run(torch.full((5,), float(value))), expected)
+
+
+def fails_in_one_of_two_threads(rank):
+    """Two threads call graphs of two groups with the same ranks. Failures in one of them do not concern the other."""
+    ranks, failing = dist.get_world_size(), threading.local()
+    groups = [dist.new_group(list(range(ranks))) for _ in range(2)]
+    whole, errors, unexpected = operators.PlannedForm._start, [0, 0], []
+    compiled_by_inductor(summed)
+    runs = [torch.compile(lambda x, group=group: funcol.all_reduce(x, "sum", group), dynamic=False) for group in groups]
+
+    def start(*given, **named):
+        if getattr(failing, "error", None):
+            error, failing.error = failing.error, None
+            raise error
+        return whole(*given, **named)
+
+    def call_often(thread, values):
+        symmc.torch.enable(timeout=TIMEOUT)
+        for value in values:
+            if (rank, thread) == (0, 0) and value % 10 == 5:
+                failing.error = Fault("on purpose")
+            try:
+                torch.testing.assert_close(runs[thread](torch.full((5,), float(value))), torch.full((5,), float(ranks * value)))
+            except (Fault, symmc.PeerError):
+                errors[thread] += 1
+            except BaseException as error:
+                unexpected.append(error)
+
+    for thread in range(2):
+        # The functions are compiled here: options of Inductor belong to a thread.
+        call_often(thread, [1])
+    with mock.patch.object(operators.PlannedForm, "_start", start):
+        threads = [threading.Thread(target=call_often, args=(thread, range(2, 42))) for thread in range(2)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    assert not unexpected and errors == [4, 0], (errors, unexpected[:3])
 
 
 def ends_calls_of_all_groups(rank):

@@ -8,11 +8,13 @@ from inductor_faults import (
     ends_calls_of_all_groups,
     fails_before_first_agreement,
     fails_beside_pytorch,
+    fails_in_one_of_two_threads,
     fails_under_inductor,
     makes_same_calls_after_failure,
     notifies_ranks_of_lost_call,
     recovers_after_timeout,
     refuses_different_calls,
+    runs_partitions_of_graphs,
 )
 from rank_faults import (
     RandomFaults,
@@ -38,7 +40,11 @@ class OneRankFails(unittest.TestCase):
         on_ranks([fails_under_inductor, makes_same_calls_after_failure, recovers_after_timeout, refuses_different_calls, fails_beside_pytorch])
 
     def test_ends_calls_of_all_groups(self):
-        on_ranks([ends_calls_of_all_groups, fails_before_first_agreement, notifies_ranks_of_lost_call, counts_nested_graphs_apart], 4)
+        on_ranks([ends_calls_of_all_groups, fails_before_first_agreement], 4)
+
+    def test_finds_calls_that_an_error_has_ended(self):
+        functions = [notifies_ranks_of_lost_call, counts_nested_graphs_apart, runs_partitions_of_graphs, fails_in_one_of_two_threads]
+        on_ranks(functions, 3)
 
     def test_notifies_ranks_while_store_is_stopped(self):
         on_ranks(fails_while_store_is_stopped, 3)

@@ -147,13 +147,13 @@ class GraphCall:
 def _end_calls(calls: list[GraphCall], error: BaseException, shared_by: CallHistory | None = None) -> None:
     """Ends calls of a thread, one within the other, on all ranks, as far as these need this one. The ranks of the history ``shared_by``
     raise the error as well."""
+    # If the process groups have been destroyed, so have the sessions.
+    calls = [call for call in calls if call.world is _world.default_pg]
     missed: dict[CallHistory, GraphCall] = {}
     for call in calls:
         call.has_failed = True
         taken = call.taken_parts()
-        # If the process groups have been destroyed, so have the sessions.
-        parts = call.graph.parts() if call.world is _world.default_pg else {}
-        for history, count in parts.items():
+        for history, count in call.graph.parts().items():
             if taken.get(history, 0) < count:
                 missed.setdefault(history, call)
     for call in calls:
@@ -209,9 +209,12 @@ class _PartNotices:
 
 
 class CallHistory:
-    """The calls of graphs that connect this rank with the same other ranks, since the process groups exist."""
+    """The calls of graphs that connect this rank with others by the same process group, since the process groups exist. Combinations of
+    groups with the same ranks have one history."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        """The name of the process group. Empty for combinations, in which ranks are in different groups."""
         self.epoch = 1
         """One more than the number of calls that an error has ended."""
         self.agreed_epoch = 1
@@ -303,7 +306,8 @@ class CallHistory:
 
     def _opening(self, ranks: RankGroup) -> JointCall:
         """The exchanges in which these ranks open a board in this epoch."""
-        return JointCall(f"{ranks.name}/{ranks.timeout:g}", self.epoch, ranks, StoreNotices(ranks))
+        topic = f"{ranks.name}/{self.name}"
+        return JointCall(f"{topic}/{ranks.timeout:g}", self.epoch, ranks, StoreNotices(ranks, topic))
 
     def _joint_call(self, board: Board, notices: Notices, round: int = 0) -> JointCall:
         # A rank that failed in a later epoch failed in this one as well.
@@ -343,7 +347,7 @@ class CallHistory:
 
 
 _histories = WorldCache({})
-"""The histories by the names of process groups, and by the ranks of each of these groups."""
+"""The histories by the names of process groups, and those of combinations by the ranks of each of the groups."""
 
 
 def history_of(groups: Groups) -> CallHistory:
@@ -352,7 +356,9 @@ def history_of(groups: Groups) -> CallHistory:
     history = histories.get(groups)
     if history is None:
         members = tuple(sorted({process_groups.members_of(name) for name in groups}))
-        history = histories[groups] = histories.setdefault(members, CallHistory())
+        # Threads may call graphs of several groups with the same ranks.
+        key, name = (members, "") if len(groups) > 1 else (groups, groups[0])
+        history = histories[groups] = histories.setdefault(key, CallHistory(name))
     return history
 
 

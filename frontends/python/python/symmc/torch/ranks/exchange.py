@@ -293,10 +293,10 @@ class Notices(Protocol):
 
 
 class StoreNotices:
-    """Notices in the store, for ranks that have no board yet."""
+    """Notices in the store, for ranks that have no board yet. All of them have the same topic."""
 
-    def __init__(self, ranks: RankGroup):
-        self.ranks = ranks
+    def __init__(self, ranks: RankGroup, topic: str):
+        self.ranks, self.topic = ranks, topic
         self._answers: queue.SimpleQueue | None = None
         """The result of a look into the store that has not been used."""
 
@@ -317,7 +317,7 @@ class StoreNotices:
         return tuple(json.loads(notice)) if error is None and notice else None
 
     def _key(self, call: int, rank: int) -> str:
-        return f"symmc/failed/{self.ranks.name}/{call}/{rank}"
+        return f"symmc/failed/{self.topic}/{call}/{rank}"
 
 
 class JointCall:
