@@ -19,8 +19,8 @@ import contextlib
 import symmc
 import torch
 import torch.distributed as dist
-from inductor_faults import GRAPHS, Calls, between_forms, compiled_by_inductor, in_form, outcome, summed
-from rank_faults import Fault, places
+from inductor_faults import GRAPHS, Calls, compiled_by_inductor, failure_at, failure_places, outcome
+from rank_faults import Fault
 from with_torch import on_ranks
 
 MAX_FAILED_CALLS = 3
@@ -61,14 +61,11 @@ def fail_everywhere(rank):
     ranks = dist.get_world_size()
     for function in GRAPHS:
         run = Calls(function, compiled_by_inductor(function))
-        forms = 1 if function is summed else 2
-        changes = [(f"{place} of form {form}", form, place) for form in range(forms) for place in ("results", "after")]
-        changes += [] if function is summed else [("between", 0, "between")]
-        for (name, form, place), victim, calls_alone in itertools.product(changes, range(ranks), (0, 3)):
+        for (place, form), victim, calls_alone in itertools.product(failure_places(function), range(ranks), (0, 3)):
             for _ in range(2):
                 run()
             error = Fault("on purpose")
-            change = between_forms(error) if place == "between" else in_form(form, places(error)[place])
+            change = failure_at(place, form, error)
             with change if rank == victim else contextlib.nullcontext():
                 first = outcome(run)
             assert rank != victim or first is error, repr(first)
@@ -76,11 +73,11 @@ def fail_everywhere(rank):
             # The results of runs that failed are void, and a later call raises.
             for number, found in enumerate(alone):
                 is_void = any(isinstance(other, symmc.Error) for other in alone[number + 1 :])
-                assert not isinstance(found, AssertionError) or is_void, (name, victim, alone)
+                assert not isinstance(found, AssertionError) or is_void, (place, form, victim, alone)
             later = call_until_all_succeed(run)
             if rank == 0:
                 kinds = [type(found).__name__ for found in (first, *alone, *later)]
-                print(f"{function.__name__:20} {name:18} rank {victim} fails: rank 0 gets {kinds}", flush=True)
+                print(f"{function.__name__:20} {place:7} of form {form}, rank {victim} fails: rank 0 gets {kinds}", flush=True)
             run()
 
 

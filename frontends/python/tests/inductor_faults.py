@@ -10,13 +10,12 @@ import datetime
 import itertools
 import random
 import signal
-import sys
 import threading
 import time
 import unittest.mock as mock
 
-from rank_faults import AT_COMPILATION, TIMEOUT, Alarm, Fault, expect_errors, outcome, places, raise_alarm, raising
-from with_torch import HAS_TORCH, on_ranks
+from rank_faults import AT_COMPILATION, TIMEOUT, Alarm, Fault, do_trials, expect_errors, outcome, places, raise_alarm, raising
+from with_torch import HAS_TORCH
 
 if HAS_TORCH:
     import torch
@@ -61,17 +60,10 @@ def in_calls(change):
 def fails_under_inductor(rank):
     """Errors of one rank in a collective that symmc runs in a graph of Inductor, in the first call and later."""
     ranks, number = dist.get_world_size(), 0
-    # Graphs that Inductor has kept pass no pass.
-    torch._inductor.config.force_disable_caches = True
-    symmc.torch.enable(timeout=TIMEOUT)
-
-    def summed(x):
-        return funcol.all_reduce(x, "sum", dist.group.WORLD)
 
     def compiled_anew(size):
         """A function whose collective has no plan yet."""
-        torch._dynamo.reset()
-        run = torch.compile(summed, dynamic=False)
+        run = compiled_by_inductor(summed)
         return lambda x=None: torch.testing.assert_close(run(torch.ones(size) if x is None else x), torch.full((size,), float(ranks)))
 
     kinds = [MemoryError, KeyboardInterrupt, Fault, symmc.ResourceError]
@@ -173,17 +165,10 @@ def in_form(number, change):
 
 
 @contextlib.contextmanager
-def at_start_of_form(number, error):
-    """In this context the form of this number of a graph raises before anything of its call has begun."""
-    whole, started = operators.PlannedForm.start, itertools.count()
-
-    def start(*given, **named):
-        if next(started) == number:
-            raise error
-        return whole(*given, **named)
-
-    with mock.patch.object(operators.PlannedForm, "start", start):
-        yield
+def raising_at_once(error):
+    """Raises where the context begins."""
+    raise error
+    yield
 
 
 @contextlib.contextmanager
@@ -194,28 +179,35 @@ def between_forms(error):
     assert not error_between
 
 
+def failure_at(place, form, error):
+    """In this context one rank fails at a place of the form of this number, or between the forms of a graph."""
+    if place == "between":
+        return between_forms(error)
+    # At the start nothing of the call has begun.
+    return in_form(form, places(error)[place] if place != "start" else lambda: raising_at_once(error))
+
+
+def failure_places(function):
+    """Each place at which a graph can fail, with the number of the form there."""
+    forms = range(1 if function is summed else 2)
+    between = [] if function is summed else [("between", 0)]
+    return [(place, form) for form in forms for place in ("start", "results", "after")] + between
+
+
 def makes_same_calls_after_failure(rank):
     """One rank fails in each form of a graph, before or after its run, or between forms. The others raise in the same call, or in none if
-    they need no more of this rank. All later calls of all ranks give what each of them asks for."""
+    they need nothing more of this rank. All later calls of all ranks give what each of them asks for."""
     ranks = dist.get_world_size()
     for function in GRAPHS:
         run = Calls(function, compiled_by_inductor(function))
-        forms = 1 if function is summed else 2
-        changes = [(f"{place} of form {form}", form, place) for form in range(forms) for place in ("start", "results", "after")]
-        changes += [] if function is summed else [("between", 0, "between")]
-        for (name, form, place), victim, new_size in itertools.product(changes, range(ranks), (False, True)):
+        for (place, form), victim, new_size in itertools.product(failure_places(function), range(ranks), (False, True)):
             run()
             error = (KeyboardInterrupt if form else Fault)("on purpose")
-            if place == "between":
-                change = between_forms(error)
-            elif place == "start":
-                change = at_start_of_form(form, error)
-            else:
-                change = in_form(form, places(error)[place])
+            change = failure_at(place, form, error)
             try:
                 with change if rank == victim else contextlib.nullcontext():
                     found = outcome(run)
-                is_last = place == "after" and form == forms - 1
+                is_last = place == "after" and (form == 1 or function is summed)
                 if rank == victim:
                     assert found is error, repr(found)
                 elif is_last:
@@ -227,7 +219,8 @@ def makes_same_calls_after_failure(rank):
                 run(17 + victim if new_size else 16)
                 run()
             except BaseException as failure:
-                raise AssertionError(f"{function.__name__}, {name} raises {error!r} on rank {victim}, new size: {new_size}") from failure
+                text = f"{function.__name__}, {place} of form {form} raises {error!r} on rank {victim}, new size: {new_size}"
+                raise AssertionError(text) from failure
 
 
 def fails_before_first_agreement(rank):
@@ -377,7 +370,7 @@ def ends_calls_of_all_groups(rank):
         if place == "between" and form > 0:
             continue
         error = Fault("on purpose")
-        change = between_forms(error) if place == "between" else in_form(form, places(error)[place])
+        change = failure_at(place, form, error)
         with change if rank == victim else contextlib.nullcontext():
             found = outcome(call)
         # Ranks of another row may have finished, or wait for ranks that have raised.
@@ -515,17 +508,5 @@ def random_faults(rank, trials, seed):
         print(f"{faults} faults on {ranks} ranks under Inductor, seed {seed}: {dict(ended)}", flush=True)
 
 
-class RandomFaults:
-    """Random trials as a function of a rank, which processes can receive."""
-
-    def __init__(self, trials, seed):
-        self.trials, self.seed = trials, seed
-
-    def __call__(self, rank):
-        random_faults(rank, self.trials, self.seed)
-
-
 if __name__ == "__main__":
-    trials, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    on_ranks(RandomFaults(trials - trials // 2, seed), 2)
-    on_ranks(RandomFaults(trials // 2, seed + 1), 3)
+    do_trials(random_faults)

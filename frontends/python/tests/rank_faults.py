@@ -53,7 +53,7 @@ class Fault(Exception):
 
 
 class Alarm(BaseException):
-    """An error at a random moment. PyTorch takes an ``Exception`` for one of its own in some places."""
+    """An error at a random moment. It is no ``Exception``, because PyTorch reports some of those as errors of its own."""
 
 
 def added(x, y):
@@ -422,14 +422,19 @@ def random_faults(rank, trials, seed):
 class RandomFaults:
     """Random trials as a function of a rank, which processes can receive."""
 
-    def __init__(self, trials, seed):
-        self.trials, self.seed = trials, seed
+    def __init__(self, run_trials, trials, seed):
+        self.run_trials, self.trials, self.seed = run_trials, trials, seed
 
     def __call__(self, rank):
-        random_faults(rank, self.trials, self.seed)
+        self.run_trials(rank, self.trials, self.seed)
+
+
+def do_trials(run_trials):
+    """Does the trials that the command line asks for, half of them on two ranks and half on three."""
+    trials, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    on_ranks(RandomFaults(run_trials, trials - trials // 2, seed), 2)
+    on_ranks(RandomFaults(run_trials, trials // 2, seed + 1), 3)
 
 
 if __name__ == "__main__":
-    trials, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    on_ranks(RandomFaults(trials - trials // 2, seed), 2)
-    on_ranks(RandomFaults(trials // 2, seed + 1), 3)
+    do_trials(random_faults)

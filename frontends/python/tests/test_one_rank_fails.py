@@ -2,7 +2,7 @@
 
 import unittest
 
-from inductor_faults import RandomFaults as RandomInductorFaults
+import inductor_faults
 from inductor_faults import (
     counts_nested_graphs_apart,
     ends_calls_of_all_groups,
@@ -24,6 +24,7 @@ from rank_faults import (
     fails_with_odd_errors,
     one_rank_raises,
     operands_of_one_rank,
+    random_faults,
 )
 from with_torch import HAS_TORCH, on_ranks
 
@@ -57,11 +58,11 @@ class OneRankFails(unittest.TestCase):
 
     def test_recovers_after_faults_at_random_moments(self):
         # `rank_faults.py 100` does more trials.
-        on_ranks(RandomFaults(6, 1), 3)
+        on_ranks(RandomFaults(random_faults, 6, 1), 3)
 
     def test_recovers_after_faults_at_random_moments_under_inductor(self):
         # `inductor_faults.py 100` does more trials.
-        on_ranks(RandomInductorFaults(6, 1), 3)
+        on_ranks(RandomFaults(inductor_faults.random_faults, 6, 1), 3)
 
 
 if __name__ == "__main__":

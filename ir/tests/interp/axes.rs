@@ -1,6 +1,6 @@
 //! The table of axes against the interpreter: an op on a part of its operands gives that part of its result.
 //!
-//! Each node of the corpus runs as a program of its own, whole and in parts, on the same inputs.
+//! Each node of the corpus runs as a separate program: once as a whole, and once for each part, on the same inputs.
 
 use std::collections::BTreeSet;
 use std::path::Path;

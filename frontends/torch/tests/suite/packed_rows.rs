@@ -8,8 +8,8 @@ use symmc_torch::{ImportOptions, import};
 
 use crate::common::Fake;
 
-/// The nodes of programs over `rows [u0, 2]` and `flags i64[u0]`, of which `u0` of 6 rows count, and `w [2, 4]`.
-/// The last node of each is its output.
+/// The nodes of programs over `rows [u0, 2]`, `flags i64[u0]` and `w [2, 4]`. Memory has 6 rows, and the first `u0`
+/// of them count. The last node of each is its output.
 const PROGRAMS: &[&str] = &[
     "y f32[u0,2] = aten.add.Tensor self=%rows other=%rows",
     "a f32[2] = aten.sum.dim_IntList self=%w dim=[1]\ny f32[u0,2] = aten.mul.Tensor self=%rows other=%a",

@@ -70,7 +70,7 @@ pub(super) struct ThreadGroup {
 }
 
 impl ThreadGroup {
-    /// The group for rows of `n` elements of these operands, the first of which is read most.
+    /// The group for rows of `n` elements. The first of these operands is read most.
     fn for_operands(rows: usize, n: usize, operands: &[&RowSplit]) -> ThreadGroup {
         let size = operands.iter().map(|s| s.dtype.size()).max().unwrap_or(8);
         let rows_are_adjacent =

@@ -125,11 +125,17 @@ class JointGraph:
             return self._run_separately(inputs, sizes, found)
         return found.function(inputs)
 
+    def begin_call(self, numbers: tuple[int, ...]) -> None:
+        """A call of these graphs of all ranks begins."""
+        search = self.decisions.get(numbers)
+        for runner in [] if search is None or isinstance(search, str) else search.runners:
+            runner.begin_call()
+
     def state(self, inputs: list) -> tuple[int, int, symmc.Error | None]:
         """The state of this rank before a call, the arguments that share memory, and the error of an earlier run on a GPU."""
         state, arguments, pending_error = 0, 0, None
         try:
-            for runner in self.runners():
+            for runner in self._runners():
                 runner.poll()
         except symmc.Error as error:
             pending_error = error
@@ -182,9 +188,9 @@ class JointGraph:
 
     def _all_arenas(self) -> list[Arenas]:
         own = [] if self.arenas is None else [self.arenas]
-        return list(dict.fromkeys([*own, *(runner.arenas for runner in self.runners())]))
+        return list(dict.fromkeys([*own, *(runner.arenas for runner in self._runners())]))
 
-    def runners(self):
+    def _runners(self):
         return [runner for found in self.decisions.values() if not isinstance(found, str) for runner in found.runners]
 
     def _compile_together(self, inputs: list, sizes: tuple[int, ...], numbers: tuple[int, ...]):
@@ -265,8 +271,6 @@ class _JointCall:
         """The results."""
         function = self.function
         values = self.inputs
-        for runner in function.runners():
-            runner.begin_call()
         self.sizes = tuple([values[at] if axis is None else values[at].shape[axis] for _, at, axis in function.symbol_sources])
         state = arguments = 0
         try:
@@ -290,6 +294,8 @@ class _JointCall:
     def _run(self, published: list[Words]):
         """The rest of the call, after the agreement."""
         function, exchange = self.function, self.board.joint_call(self.round)
+        numbers = tuple(number for number, *_ in published)
+        function.begin_call(numbers)
         try:
             self.is_waiting = False
             with exchange:
@@ -298,7 +304,7 @@ class _JointCall:
                 return function.run(self.inputs, self.sizes, self.pending_error, published)
         except BaseException as raised:
             error = function.operands.explain(raised, self.inputs)
-            function.fail(error, tuple(number for number, *_ in published), exchange)
+            function.fail(error, numbers, exchange)
             if error is raised:
                 raise
             raise error from raised

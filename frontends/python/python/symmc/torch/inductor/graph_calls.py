@@ -113,6 +113,13 @@ def site_of(text: str) -> FormSite:
     return site
 
 
+def forget_forms() -> None:
+    """Forgets the forms of earlier process groups."""
+    for graph in list(_graphs.values()):
+        for site in graph.sites.values():
+            site.form = None
+
+
 class GraphCall:
     """A call of a graph on one thread, from its first to its last form."""
 
@@ -253,7 +260,7 @@ class CallHistory:
                 raise peer_error(rank, f"rank {rank} failed in this call, which ends it on all ranks")
             if len(set(epochs)) == 1:
                 break
-        self._expect_finished(ranks, [culprit - 1 for *_, culprit in published if culprit])
+        self._expect_finished([culprit - 1 for *_, culprit in published if culprit])
         if self.needs_agreement:
             self._expect_same_parts(ranks, [parts for _, parts, *_ in published])
             self.agreed_epoch = self.epoch
@@ -285,7 +292,7 @@ class CallHistory:
     def _restart_parts(self, error: BaseException, is_known: bool) -> None:
         """This rank was in another call than a rank that failed. Unless the others know it, the calls that they make now raise as well."""
         self.parts_before += self._finished_parts()
-        error.args = (f"{error}{_APART}".replace(2 * _APART, _APART),)
+        error.args = (f"{str(error).removesuffix(_APART)}{_APART}",)
         if not is_known:
             with contextlib.suppress(Exception):
                 for board in self.boards.values():
@@ -324,7 +331,7 @@ class CallHistory:
         present = sum(call.taken_parts().get(self, 0) for call in _running.get(threading.get_ident(), ()))
         return self._finished_parts() + present
 
-    def _expect_finished(self, ranks: RankGroup, culprits: list[int]) -> None:
+    def _expect_finished(self, culprits: list[int]) -> None:
         """Raises on all ranks if one of them will not take part in a collective that PyTorch runs on others."""
         if culprits:
             self.culprit = culprits[0]
@@ -476,13 +483,6 @@ def _runs(code: CodeType, frame: FrameType | None) -> bool:
 
 
 _watcher: threading.Thread | None = None
-
-
-def forget_forms() -> None:
-    """Forgets the forms of earlier process groups."""
-    for graph in list(_graphs.values()):
-        for site in graph.sites.values():
-            site.form = None
 
 
 def _start_watching() -> None:

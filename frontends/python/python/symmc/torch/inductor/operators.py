@@ -51,14 +51,14 @@ class PlannedForm:
     """A form as a function of its inputs, for the current process groups."""
 
     def __init__(self, text: str):
-        self.world, self.text = _world.default_pg, text
+        self.world = _world.default_pg
         form = form_of(text)
         self.options = Options.of(form.options)
         self.ranks, self.groups = process_groups.connect_groups(form.groups, self.options.timeout)
         self.is_left = False
         """Whether PyTorch runs the form, as all ranks have decided."""
         self.has_taken_part = False
-        """Whether the present call has begun a run, so that the others need this rank no more."""
+        """Whether the present call has begun a run, so that the others need nothing more of this rank."""
         self.history = graph_calls.history_of(tuple(form.groups)) if len(self.ranks.members) > 1 else None
         if self.history is not None:
             self.history.forms.add(self)
@@ -71,7 +71,7 @@ class PlannedForm:
         """Sizes, and whether PyTorch runs them: where the plan has the vendor's library for them, which PyTorch calls as well."""
 
     def begin_call(self) -> None:
-        """A call begins, of which nothing has started."""
+        """Resets what the last call has begun."""
         self.has_taken_part = False
         self.runner.begin_call()
 
@@ -279,7 +279,9 @@ def _call_form(text: str, site_text: str, sizes: list[int], inputs: list[torch.T
 class _StartedRun:
     """A run that was started and not yet waited for."""
 
-    def __init__(self, form: PlannedForm, results: list[torch.Tensor], inputs: list[torch.Tensor], end: torch.cuda.Event | None, is_left: bool):
+    def __init__(
+        self, form: PlannedForm, results: list[torch.Tensor], inputs: list[torch.Tensor], end: torch.cuda.Event | None, is_left: bool
+    ):  # fmt: skip
         self.form, self.results, self.inputs, self.end, self.is_left = form, results, inputs, end, is_left
         self.thread = threading.get_ident()
 

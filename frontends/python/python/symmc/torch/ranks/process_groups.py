@@ -115,6 +115,9 @@ def sort_by_creation(names: Iterable[str]) -> list[str]:
     return sorted(names, key=place)
 
 
+Cells = dict[int, list[tuple[tuple[int, ...], str]]]
+"""For each rank the members and the name of each of its groups, in the order in which they were made."""
+
 _known_cells = WorldCache({})
 """The groups of all ranks, as these published them once, and the name of these ranks, by the groups of this rank."""
 
@@ -122,7 +125,7 @@ _tokens = WorldCache([])
 """A random text of this rank."""
 
 
-def connect_ranks(names: Iterable[str], timeout: float) -> tuple[RankGroup, dict[int, list[tuple[tuple[int, ...], str]]]]:
+def connect_ranks(names: Iterable[str], timeout: float) -> tuple[RankGroup, Cells]:
     """The ranks that programs with these groups connect, and for each rank the members and the name of each of its groups, in the
     order in which they were made.
 
@@ -147,7 +150,7 @@ def _display_name(name: str) -> str:
     return name if not described or described == "undefined" else described
 
 
-def _exchange_cells(own: list[tuple[tuple[int, ...], str]], timeout: float) -> tuple[dict[int, list[tuple[tuple[int, ...], str]]], str]:
+def _exchange_cells(own: list[tuple[tuple[int, ...], str]], timeout: float) -> tuple[Cells, str]:
     """The groups of all ranks that these groups connect, and a name that all of these ranks get. The members of a group count the exchanges of each group, since a rank may
     be in several groups."""
     me = dist.get_rank()
@@ -157,7 +160,7 @@ def _exchange_cells(own: list[tuple[tuple[int, ...], str]], timeout: float) -> t
     if not tokens:
         tokens.append(secrets.token_hex(8))
     text = json.dumps([tokens[0], [[members_text(members), rounds[members].number, name] for members, name in own]])
-    cells: dict[int, list[tuple[tuple[int, ...], str]]] = {}
+    cells: Cells = {}
     said_tokens: dict[int, str] = {}
     members, _ = own[0]
     asked = [(me, f"{members_text(members)}/{rounds[members].number}")]
@@ -200,7 +203,7 @@ def connect_groups(names: Iterable[str], timeout: float) -> tuple[RankGroup, dic
     return ranks, groups
 
 
-def _cells_of_groups(cells: dict[int, list[tuple[tuple[int, ...], str]]]) -> list[list[tuple[int, ...]]]:
+def _cells_of_groups(cells: Cells) -> list[list[tuple[int, ...]]]:
     """The cells of each group: the groups at one index of the ranks' lists. Each rank is in one of them.
 
     Raises ``GraphsDiffer`` on all ranks if the groups do not partition the ranks in the same way.
@@ -215,7 +218,7 @@ def _cells_of_groups(cells: dict[int, list[tuple[tuple[int, ...], str]]]) -> lis
     return columns
 
 
-def _listed(cells: dict[int, list[tuple[tuple[int, ...], str]]]) -> str:
+def _listed(cells: Cells) -> str:
     """The groups of the first ranks, for messages."""
     own = [", ".join(f"{name} {list(members)}" for members, name in cells[rank]) for rank in sorted(cells)]
     listed = [f"rank {rank} uses {text}" for rank, text in zip(sorted(cells), own)]
