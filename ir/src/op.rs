@@ -301,7 +301,7 @@ impl Op {
     pub fn divides_integers(&self, dtype: DType) -> bool {
         matches!(self.facts().rejected_data, RejectedData::ZeroDivisor { .. }) && !dtype.is_float()
     }
-    /// Whether it can be a node of a [map](crate::DispatchForm::Map): it is element-wise, or constant over all
+    /// Whether it is a map node of a [loop](crate::DispatchForm::Loop): it is element-wise, or constant over all
     /// positions.
     pub fn fits_map(&self) -> bool {
         self.is_element_wise() || matches!(self, Op::Full(_))

@@ -87,7 +87,7 @@ impl ScheduleStep {
             for (k, &value) in node.inputs.iter().enumerate() {
                 let overwriting = match self.dispatch {
                     Some(d) if graph.defining_node(base[value]).is_some_and(|n| d.contains(n)) => continue,
-                    Some(d) => d.form.overwrite_rule(&node.op, k),
+                    Some(d) => d.overwrite_rule(graph, id, k),
                     None if self.is_overwritable(node, k) => OverwriteRule::SameNode,
                     None => OverwriteRule::Never,
                 };

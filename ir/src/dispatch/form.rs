@@ -1,17 +1,20 @@
 //! The dispatch forms, and for each form the results that may lie on an operand.
 //!
-//! [`DispatchForm::overwrite_rule`] is part of the contract of the kernels of a form. The planner places by it
+//! [`Dispatch::overwrite_rule`] is part of the contract of the kernels of a form. The planner places by it
 //! and the plan check verifies by it. Their rules for single nodes are separate.
 
+use super::space::loop_space;
 use crate::entity::Entity;
+use crate::graph::Graph;
 use crate::ids::NodeId;
 use crate::named_enum;
 use crate::op::Op;
 
 named_enum! {
     DispatchForm {
-        /// Element-wise nodes over one shape.
-        Map = "map",
+        /// Element-wise nodes over one iteration space, reductions and norms over one axis of it, and rows that
+        /// are taken at positions that are data.
+        Loop = "loop",
         /// Matrix products, followed by element-wise nodes as their epilogue.
         Product = "product",
         /// Matrix products of one left operand, and rotary embeddings of their results.
@@ -20,13 +23,6 @@ named_enum! {
         Reduction = "reduction",
         /// An all-gather, and a copy that stores its result with the axes in another order.
         Gather = "gather",
-        /// Element-wise nodes over one shape, and the norm of the rows of one of their values.
-        Norm = "norm",
-        /// Reductions and RMS norms of rows, and element-wise nodes before, between and after them.
-        Rows = "rows",
-        /// Element-wise nodes and rows taken at positions that are data, the reduction of their values over the
-        /// axis before the last, and element-wise nodes of its result.
-        Fold = "fold",
         /// The largest elements of short rows, and what is computed from such rows.
         Selection = "selection",
         Rotary = "rotary",
@@ -59,33 +55,6 @@ impl OverwriteRule {
 }
 
 impl DispatchForm {
-    /// The results that may lie on this operand of a node of the dispatch. Another step defines the operand.
-    pub fn overwrite_rule(self, op: &Op, operand: usize) -> OverwriteRule {
-        match (self, op) {
-            (DispatchForm::Reduction, Op::Collective(c)) => {
-                let contract = c.variant.and_then(|v| v.contract(&c.kind));
-                if contract.is_some_and(|c| c.in_place) {
-                    OverwriteRule::SameOrLaterNode
-                } else {
-                    OverwriteRule::Never
-                }
-            }
-            (DispatchForm::Rotary | DispatchForm::Scatter, _) if operand == 0 => OverwriteRule::SameNode,
-            (DispatchForm::Fold | DispatchForm::Selection, _) => OverwriteRule::Never,
-            (
-                DispatchForm::Map
-                | DispatchForm::Product
-                | DispatchForm::Reduction
-                | DispatchForm::Norm
-                | DispatchForm::Rows,
-                op,
-            ) if op.is_element_wise() => OverwriteRule::SameOrLaterNode,
-            (DispatchForm::Rows, Op::Reduce { .. }) => OverwriteRule::SameOrLaterNode,
-            (DispatchForm::Rows, Op::RmsNorm { .. }) if operand == 0 => OverwriteRule::SameOrLaterNode,
-            _ => OverwriteRule::Never,
-        }
-    }
-
     /// Whether the result of a node has no memory if no node outside the dispatch reads it. Peers and the library
     /// address symmetric results, which therefore always have memory.
     pub(super) fn keeps_result_internal(self, op: &Op) -> bool {
@@ -95,15 +64,7 @@ impl DispatchForm {
                 contract.is_some_and(|c| !c.symmetric_result)
             }
             (DispatchForm::Gather, op) => op.as_collective().is_some(),
-            (
-                DispatchForm::Map
-                | DispatchForm::Product
-                | DispatchForm::Norm
-                | DispatchForm::Rows
-                | DispatchForm::Fold
-                | DispatchForm::Selection,
-                _,
-            )
+            (DispatchForm::Loop | DispatchForm::Product | DispatchForm::Selection, _)
             | (DispatchForm::Batch, Op::MatMul { .. }) => true,
             (
                 DispatchForm::Batch
@@ -129,11 +90,42 @@ pub struct Dispatch {
 
 impl Dispatch {
     /// The nodes, in program order.
-    pub fn nodes(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
+    pub fn nodes(&self) -> impl DoubleEndedIterator<Item = NodeId> + Clone + use<> {
         (self.first.index()..=self.last.index()).map(NodeId::new)
     }
 
     pub fn contains(&self, node: NodeId) -> bool {
         (self.first..=self.last).contains(&node)
+    }
+
+    /// The results that may lie on operand `operand` of a node of the dispatch. Another step defines the operand.
+    pub fn overwrite_rule(&self, graph: &Graph, node: NodeId, operand: usize) -> OverwriteRule {
+        match (self.form, &graph.nodes[node].op) {
+            (DispatchForm::Reduction, Op::Collective(c)) => {
+                let contract = c.variant.and_then(|v| v.contract(&c.kind));
+                if contract.is_some_and(|c| c.in_place) {
+                    OverwriteRule::SameOrLaterNode
+                } else {
+                    OverwriteRule::Never
+                }
+            }
+            (DispatchForm::Rotary | DispatchForm::Scatter, _) if operand == 0 => OverwriteRule::SameNode,
+            (DispatchForm::Loop, _)
+                if loop_space(graph, self.nodes()).is_some_and(|space| space.reduces_outer_axis()) =>
+            {
+                OverwriteRule::Never
+            }
+            (DispatchForm::Loop | DispatchForm::Product | DispatchForm::Reduction, op)
+                if op.is_element_wise() =>
+            {
+                OverwriteRule::SameOrLaterNode
+            }
+            (DispatchForm::Loop, Op::Reduce { .. } | Op::RmsNorm { .. } | Op::LayerNorm { .. })
+                if operand == 0 =>
+            {
+                OverwriteRule::SameOrLaterNode
+            }
+            _ => OverwriteRule::Never,
+        }
     }
 }

@@ -12,16 +12,26 @@
 //! The contract of each form says what a kernel reads and writes, and when. A plan depends on no other property
 //! of the kernel.
 //!
-//! **`map`**: element-wise nodes (casts included) and constants, all of one shape, and rows of that shape that are
-//! taken along the first axis at positions that are data (`take`) and that no node outside reads. All values can
-//! be internal. No result lies on an operand of a `take`.
-//! Each position is computed independently. A result may therefore lie on an operand, element on element, if no
-//! node after its own reads that operand. If several results lie on the same bytes, the order of the nodes
-//! determines the content.
+//! **`loop`**: one loop nest over an iteration space: the shape of the values that it reduces, or of its last
+//! element-wise node. It reduces no axis, the last one, or the one before it. All values can be internal. The nodes
+//! are:
+//! - reductions over that axis of values over the space, and RMS and layer norms over the last axis;
+//! - element-wise nodes (casts included) and constants over the space, or with one element for each result of a
+//!   reduction;
+//! - element-wise nodes and constants of fewer elements that nodes of the loop broadcast and no node outside reads;
+//! - rows that are taken along the first axis at positions that are data (`take`), over the space, that no node
+//!   outside reads, in a loop that does not reduce the last axis.
 //!
-//! **`product`**: matrix products of one left operand, whose results nothing else reads, and a `map` over them
-//! or over columns of them. All values can be internal. The products read all of their operands at any time;
-//! the rules of a map apply to the other nodes.
+//! Each row that is reduced, or each position if nothing is, is computed independently, and none of it is written
+//! before all of it has been read. A result may therefore lie on an operand of an element-wise node, a reduction or a
+//! norm (not on its weights), element on element, if no node after its own reads that operand. If several results lie
+//! on the same bytes, the order of the nodes determines the content. A loop that reduces the axis before the last (the
+//! weighted sum of the results of experts) computes several columns at once: nodes outside read none of its values over
+//! the space, these do not read results of reductions, and no result lies on an operand.
+//!
+//! **`product`**: matrix products of one left operand, whose results nothing else reads, and a `loop` without
+//! reductions over them or over columns of them. All values can be internal. The products read all of their operands
+//! at any time; the rules of a loop apply to the other nodes.
 //!
 //! **`batch`**: independent matrix products of one left operand, and rotary embeddings of some of these
 //! products, head by head, where nothing else reads the product. Products can be internal; results of rotary
@@ -33,7 +43,7 @@
 //! point where the contract allows the result of the all-reduce to be written
 //! ([`result_after_rendezvous`](crate::Contract::result_after_rendezvous)) and completion. Kernels comply
 //! because each element needs the operands of all ranks. The sum may therefore lie on bytes that peers read
-//! until the rendezvous. Each position follows the rules of a map, except for the weight of the norm, which all
+//! until the rendezvous. Each position follows the rules of a loop, except for the weight of the norm, which all
 //! rows read. Operands and results are contiguous, and none lies by rank. The result of the reduction itself
 //! can be internal if peers do not write it. The sum and the norm always have memory.
 //!
@@ -42,25 +52,6 @@
 //! such a view. Nothing else reads the result of the all-gather, which is internal. For peers it is the
 //! all-gather, under the contract of its variant. The operand is read between arrival and completion. The copy
 //! is written between the rendezvous and completion. It lies on no operand, and always has memory.
-//!
-//! **`norm`**: a `map`, followed by the RMS or layer norm over the last axis of one of its values. The nodes of
-//! the map follow its rules, and all values can be internal. The result of the norm may lie on their operands,
-//! element on element, because it is written only after all of its row has been read. Weights and bias of the
-//! norm, which all rows read, are never overwritten.
-//!
-//! **`rows`**: reductions over the last axis of values of one shape, which keep that axis with extent 1, and
-//! element-wise nodes (casts included) and constants. There are three kinds of element-wise nodes. A node with
-//! the shape of the rows reads results of reductions, which broadcast along each row. A node may have one
-//! element for each row. A node may also be one row that all rows read (of a weight) and that no node outside
-//! reads. All values can be internal. Each row is computed independently, and none of it is written before all
-//! of it has been read. A result may therefore lie on an operand, element on element, if no node after its own
-//! reads that operand.
-//!
-//! **`fold`**: element-wise nodes and constants of one shape, and rows taken along the first axis at positions
-//! that are data (`take`) of that shape, none of which nodes outside read; the reduction of one of these values
-//! over the axis before the last; and element-wise nodes of the shape of its result. All values can be internal.
-//! All operands are read at any time, and no result lies on an operand. This is the weighted sum of the results
-//! of experts.
 //!
 //! **`selection`**: nodes whose values have the same first extent, that of the rows, and constant extents
 //! otherwise: the selection of the first elements of the last axis (`topk`), softmax and reductions along the
@@ -85,8 +76,10 @@
 mod form;
 mod heads;
 mod nodes;
+mod space;
 
 pub use form::{Dispatch, DispatchForm, OverwriteRule};
 pub use heads::{RotatedProduct, find_rotated_product};
 pub(crate) use nodes::check_dispatch;
-pub use nodes::{batch_key, reduces_rows, shared_contract};
+pub use nodes::{batch_key, shared_contract};
+pub use space::{LoopSpace, loop_space, reduced_axis};

@@ -3,12 +3,12 @@
 
 use super::form::{Dispatch, DispatchForm};
 use super::heads::find_rotated_product;
+use super::space::{LoopSpace, loop_space};
 use crate::collective::{Collective, CollectiveKind, Contract, SyncScope};
 use crate::dim::Dim;
 use crate::entity::{Entity, EntityMap};
 use crate::graph::{Graph, Node, ValueDef};
 use crate::ids::{NodeId, ValueId};
-use crate::infer::broadcast_shapes;
 use crate::layout::{Layout, view_layout};
 use crate::op::{BinaryOp, Op};
 use crate::text::op_name;
@@ -85,14 +85,11 @@ pub(crate) fn check_dispatch(
         return Err(checker.mismatch_error(first, "a node that is not a view at the front"));
     }
     match dispatch.form {
-        DispatchForm::Map => checker.check_map(),
+        DispatchForm::Loop => checker.check_loop(),
         DispatchForm::Product => checker.check_product(),
         DispatchForm::Batch => checker.check_batch(),
         DispatchForm::Reduction => checker.check_reduction(),
         DispatchForm::Gather => checker.check_gather(),
-        DispatchForm::Norm => checker.check_norm(),
-        DispatchForm::Rows => checker.check_rows(),
-        DispatchForm::Fold => checker.check_fold(),
         DispatchForm::Selection => checker.check_selection(),
         DispatchForm::Rotary => checker.check_independent(
             |op| matches!(op, Op::RotaryEmbedding { .. }),
@@ -104,11 +101,6 @@ pub(crate) fn check_dispatch(
         ),
         DispatchForm::Collectives => checker.check_collectives(),
     }
-}
-
-/// Whether a node of this op reduces the rows of a [`DispatchForm::Rows`].
-pub fn reduces_rows(op: &Op) -> bool {
-    matches!(op, Op::Reduce { .. } | Op::RmsNorm { axes: 1, .. })
 }
 
 /// The part of a collective's contract that all collectives of a [`DispatchForm::Collectives`] have in common.
@@ -144,61 +136,84 @@ impl<'a> DispatchChecker<'a> {
         self.graph.defining_node(value).filter(|&n| self.dispatch.contains(n))
     }
 
-    fn check_map(&self) -> CheckResult {
-        let is_taken = |id: NodeId, node: &Node| {
-            let reads_inside = node.inputs.iter().any(|&v| self.internal_def(v).is_some());
-            matches!(node.op, Op::Take { axis: 0 }) && !reads_inside && self.is_read_internally(id)
-        };
-        match self.iter_nodes().find(|(id, n)| !n.op.fits_map() && !is_taken(*id, n)) {
-            Some((id, _)) => {
-                let expected = "an element-wise node, or rows that are taken and that nothing else reads";
-                Err(self.mismatch_error(id, expected))
+    fn check_loop(&self) -> CheckResult {
+        match loop_space(self.graph, self.dispatch.nodes()) {
+            Some(space) => {
+                self.iter_nodes().try_for_each(|(id, node)| self.check_loop_node(&space, id, node))
             }
-            None => self.check_same_shape(),
+            None => {
+                Err(self
+                    .mismatch_error(self.dispatch.first, "an element-wise node, or a reduction of one axis"))
+            }
         }
     }
 
-    /// Checks that the element-wise nodes have one shape, and that values of the dispatch that they read have
-    /// it too. Nodes that are broadcast to this shape are excepted: only nodes of the dispatch read them, and they
-    /// read none but such nodes.
-    fn check_same_shape(&self) -> CheckResult {
-        let is_mapped = |op: &Op| op.fits_map() || matches!(op, Op::Take { .. });
+    /// Checks a node of a loop over this space: its op, and the shapes of its result and of the operands that the
+    /// loop computes.
+    fn check_loop_node(&self, space: &LoopSpace<'_>, id: NodeId, node: &Node) -> CheckResult {
+        let outer = space.reduces_outer_axis();
         let shape = |v: &ValueId| &self.graph.ty(*v).shape[..];
-        let mapped = || self.iter_nodes().filter(|(_, n)| is_mapped(&n.op));
-        // A node that is broadcast has a reader after it.
-        let Some(expected) = mapped().next_back().and_then(|(_, n)| n.outputs.first()).map(shape) else {
-            return Ok(());
-        };
+        let is_full = |v: &ValueId| shape(v) == space.shape;
+        let is_reduced = |v: &ValueId| space.is_reduced_shape(shape(v));
         let is_broadcast = |v: &ValueId| {
             let is_mapped = self.internal_def(*v).is_some_and(|n| self.graph.nodes[n].op.fits_map());
-            let operand_shape = shape(v);
-            is_mapped
-                && operand_shape != expected
-                && broadcast_shapes(&[operand_shape, expected])
-                    .is_ok_and(|broadcasted| broadcasted == expected)
+            !outer && is_mapped && space.is_broadcast_shape(shape(v))
         };
-        for (id, node) in mapped() {
-            let inside = || node.inputs.iter().filter(|v| self.internal_def(**v).is_some());
-            let fits = match node.outputs.first() {
-                Some(result) if is_broadcast(result) => {
-                    self.is_read_internally(id) && inside().all(is_broadcast)
-                }
-                result => inside().chain(result).all(|v| shape(v) == expected || is_broadcast(v)),
-            };
-            if !fits {
-                let mismatch =
-                    inside().chain(node.outputs.first()).map(shape).find(|mismatch| *mismatch != expected);
-                let mismatch = mismatch.unwrap_or(expected);
-                return Err((
-                    id,
-                    format!(
-                        "expected the shape {expected:?} of the other nodes of the dispatch, or a shape that they \
-                         broadcast and nothing else reads, found {mismatch:?}"
-                    ),
-                ));
+        let internal_operands = |from: usize| {
+            let operands = node.inputs.iter().skip(from);
+            operands.filter(|v| self.internal_def(**v).is_some())
+        };
+        let (Some(result), operand) = (node.outputs.first(), node.inputs.first()) else { return Ok(()) };
+        let is_alone = || self.is_read_internally(id);
+        let fits = match &node.op {
+            Op::Reduce { axes, keep, .. } => {
+                space.has_allowed_axis()
+                    && space.reduced_axis.is_some_and(|axis| axes[..] == [axis])
+                    && operand.is_some_and(is_full)
+                    && is_reduced(result)
+                    && (*keep || outer)
             }
-        }
-        Ok(())
+            Op::RmsNorm { axes: 1, .. } | Op::LayerNorm { axes: 1, .. } => {
+                space.reduces_rows() && is_full(result) && internal_operands(1).all(is_broadcast)
+            }
+            Op::Take { axis: 0 } => {
+                !space.reduces_rows()
+                    && is_full(result)
+                    && is_alone()
+                    && internal_operands(0).next().is_none()
+            }
+            op if op.fits_map() => {
+                let over_space = is_full(result)
+                    && (!outer || is_alone())
+                    && internal_operands(0).all(|v| is_full(v) || is_broadcast(v) || !outer && is_reduced(v));
+                over_space
+                    || is_reduced(result) && internal_operands(0).all(|v| is_reduced(v) || is_broadcast(v))
+                    || is_broadcast(result) && is_alone() && internal_operands(0).all(is_broadcast)
+            }
+            _ => {
+                let expected =
+                    "an element-wise node, a reduction or a norm over one axis, or rows that are taken";
+                return Err(self.mismatch_error(id, expected));
+            }
+        };
+        if fits { Ok(()) } else { Err(self.loop_shape_error(space, id, node)) }
+    }
+
+    fn loop_shape_error(&self, space: &LoopSpace<'_>, id: NodeId, node: &Node) -> (NodeId, String) {
+        let internal_operands = node.inputs.iter().filter(|v| self.internal_def(**v).is_some());
+        let shapes: Vec<_> =
+            internal_operands.chain(&node.outputs).map(|v| &self.graph.ty(*v).shape).collect();
+        let reduced = match space.reduced_axis {
+            Some(axis) => format!(", which is reduced over axis {axis}"),
+            None => String::new(),
+        };
+        let op = op_name(&node.op);
+        let expected = format!(
+            "expected {op} over the shape {:?} of the loop{reduced}, or of a shape that is broadcast to it and \
+             nothing else reads, in a dispatch of form {}",
+            space.shape, self.dispatch.form
+        );
+        (id, format!("{expected}, found the shapes {shapes:?}"))
     }
 
     fn check_product(&self) -> CheckResult {
@@ -228,10 +243,12 @@ impl<'a> DispatchChecker<'a> {
                 }
             }
         }
-        match left_operand {
-            Some(_) => self.check_same_shape(),
-            None => Err(self.mismatch_error(self.dispatch.first, "a product")),
+        if left_operand.is_none() {
+            return Err(self.mismatch_error(self.dispatch.first, "a product"));
         }
+        let Some(space) = loop_space(self.graph, self.dispatch.nodes()) else { return Ok(()) };
+        let mut epilogue = self.iter_nodes().filter(|(_, node)| node.op.fits_map());
+        epilogue.try_for_each(|(id, node)| self.check_loop_node(&space, id, node))
     }
 
     fn check_batch(&self) -> CheckResult {
@@ -371,107 +388,6 @@ impl<'a> DispatchChecker<'a> {
         Err(self.mismatch_error(last_node, "a copy of the gathered value"))
     }
 
-    fn check_norm(&self) -> CheckResult {
-        let last_node = self.dispatch.last;
-        let node = &self.graph.nodes[last_node];
-        let mut operand_defs = node.inputs.iter().map(|&v| self.internal_def(v));
-        let fits = matches!(node.op, Op::RmsNorm { axes: 1, .. } | Op::LayerNorm { axes: 1, .. })
-            && operand_defs.next().flatten().is_some()
-            && operand_defs.all(|n| n.is_none());
-        if !fits {
-            let expected = "the norm over the last axis of a node's result at the end";
-            return Err(self.mismatch_error(last_node, expected));
-        }
-        match self.iter_nodes().find(|(id, n)| *id != last_node && !n.op.fits_map()) {
-            Some((id, _)) => return Err(self.mismatch_error(id, "an element-wise node")),
-            None => self.check_same_shape()?,
-        }
-        let map_shape = self.iter_nodes().rev().nth(1).map(|(_, n)| &self.graph.ty(n.outputs[0]).shape);
-        if map_shape == Some(&self.graph.ty(node.outputs[0]).shape) {
-            Ok(())
-        } else {
-            Err(self.mismatch_error(last_node, "a norm of the shape of the other nodes"))
-        }
-    }
-
-    /// Checks for reductions and RMS norms over the last axis of values of one shape, and element-wise nodes of
-    /// that shape, or with one element for each row, or with one row that all rows read.
-    fn check_rows(&self) -> CheckResult {
-        let shape = |v: &ValueId| &self.graph.ty(*v).shape[..];
-        let reduction = self.iter_nodes().find(|(_, n)| reduces_rows(&n.op));
-        let first = reduction.and_then(|(_, n)| n.inputs.first());
-        let Some((row, (_, leading))) = first.map(shape).and_then(|row| Some((row, row.split_last()?)))
-        else {
-            return Err(self.mismatch_error(
-                self.dispatch.first,
-                "a reduction or a norm over the last axis among the nodes",
-            ));
-        };
-        let unit = Dim::from(1);
-        let has_one_per_row = |extents: &[Dim]| extents.split_last() == Some((&unit, leading));
-        let is_one_row = |extents: &[Dim]| {
-            let (row_extent, outer_extents) = extents.split_last().unzip();
-            row_extent == row.last()
-                && outer_extents.is_some_and(|outer_extents| outer_extents.iter().all(|n| *n == unit))
-        };
-        for (id, node) in self.iter_nodes() {
-            let internal_shapes =
-                || node.inputs.iter().filter(|v| self.internal_def(**v).is_some()).map(shape);
-            let result_shape = node.outputs.first().map(shape);
-            let fits = match &node.op {
-                Op::Reduce { axes, keep, .. } => {
-                    *keep && axes[..] == [leading.len()] && node.inputs.first().map(shape) == Some(row)
-                }
-                Op::RmsNorm { axes: 1, .. } => {
-                    result_shape == Some(row) && node.inputs.iter().skip(1).map(shape).all(is_one_row)
-                }
-                op if op.fits_map() && result_shape == Some(row) => internal_shapes()
-                    .all(|extents| extents == row || has_one_per_row(extents) || is_one_row(extents)),
-                op if op.fits_map() && result_shape.is_some_and(is_one_row) => {
-                    internal_shapes().all(is_one_row) && self.is_read_internally(id)
-                }
-                op => {
-                    op.fits_map()
-                        && result_shape.is_some_and(has_one_per_row)
-                        && internal_shapes().all(has_one_per_row)
-                }
-            };
-            if !fits {
-                let expected = "a reduction of rows that keeps the last axis, an RMS norm of rows, or an element-wise node over the same rows";
-                return Err(self.mismatch_error(id, expected));
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks for the reduction over the axis before the last of what element-wise nodes compute from rows that
-    /// are taken, and element-wise nodes of its result.
-    fn check_fold(&self) -> CheckResult {
-        let shape = |v: &ValueId| &self.graph.ty(*v).shape[..];
-        let mut reductions = self.iter_nodes().filter(|(_, n)| matches!(n.op, Op::Reduce { .. }));
-        let shapes =
-            reductions.next().and_then(|(_, n)| Some((shape(n.inputs.first()?), shape(n.outputs.first()?))));
-        let Some((operand_shape, folded)) = shapes.filter(|_| reductions.next().is_none()) else {
-            return Err(self.mismatch_error(self.dispatch.first, "one reduction among the nodes"));
-        };
-        for (id, node) in self.iter_nodes() {
-            let internal = || node.inputs.iter().filter(|v| self.internal_def(**v).is_some());
-            let result = node.outputs.first().map(shape);
-            let is_before = || result == Some(operand_shape) && self.is_read_internally(id);
-            let fits = match &node.op {
-                Op::Reduce { axes, .. } => operand_shape.len() >= 2 && axes[..] == [operand_shape.len() - 2],
-                Op::Take { axis: 0 } => is_before() && internal().next().is_none(),
-                op if op.fits_map() && is_before() => internal().all(|v| shape(v) == operand_shape),
-                op => op.fits_map() && result == Some(folded) && internal().all(|v| shape(v) == folded),
-            };
-            if !fits {
-                let expected = "the reduction of the axis before the last, element-wise nodes before and after it, or rows that are taken before it";
-                return Err(self.mismatch_error(id, expected));
-            }
-        }
-        Ok(())
-    }
-
     /// Checks for nodes on rows with constant extents, one of which selects elements.
     fn check_selection(&self) -> CheckResult {
         let shape = |v: &ValueId| &self.graph.ty(*v).shape[..];
@@ -545,7 +461,7 @@ mod tests {
     use crate::text;
     use crate::verify::verify;
 
-    const PROGRAM: &str = "program \"d\" ranks 2\n\narg %x: f32[4, 8]\narg %s: f32[8]\narg %three: f32[2, 4, 8]\ndispatch map {\n\
+    const PROGRAM: &str = "program \"d\" ranks 2\n\narg %x: f32[4, 8]\narg %s: f32[8]\narg %three: f32[2, 4, 8]\ndispatch loop {\n\
         %a: f32[4, 8] = neg %x\n%b: bf16[4, 8] = cast %a\n%c: f32[4, 8] = mul %a, %s\n}\n\
         %d: bf16[8, 4] = permute %b perm=[1, 0]\n\nreturn %c\nreturn %d\n";
 
@@ -640,9 +556,9 @@ mod tests {
     fn invalid_dispatches_are_rejected() {
         for (from, to, message) in [
             (
-                "dispatch map",
+                "dispatch loop",
                 "dispatch heap",
-                "expected a form (map, product, batch, reduction, gather, norm, rows, fold, selection, rotary, scatter, collectives), found `heap`",
+                "expected a form (loop, product, batch, reduction, gather, selection, rotary, scatter, collectives), found `heap`",
             ),
             (
                 "%a: f32[4, 8] = neg %x\n%b: bf16[4, 8] = cast %a\n%c: f32[4, 8] = mul %a, %s\n",
@@ -658,7 +574,7 @@ mod tests {
             (
                 "%b: bf16[4, 8] = cast %a",
                 "%b: f32[4, 8] = softmax %a axis=1 log=false",
-                "form map, found softmax",
+                "form loop, found softmax",
             ),
             ("%b: bf16[4, 8] = cast %a", "%b: bf16[2, 4, 8] = cast %three", "the shape"),
         ] {

@@ -13,8 +13,8 @@ use crate::collective::CollectiveVariant;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DispatchCapabilities {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub map: Option<MapLimits>,
+    #[serde(default, rename = "loop", skip_serializing_if = "Option::is_none")]
+    pub loops: Option<LoopLimits>,
     /// Matrix products of bf16 and f16, and element-wise nodes on their results.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub product: Option<ProductLimits>,
@@ -27,14 +27,6 @@ pub struct DispatchCapabilities {
     /// All-gathers by `ll` and `pull` that store their results with the axes in another order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gather: Option<GatherLimits>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub norm: Option<NormLimits>,
-    /// Reductions of rows, and element-wise nodes over the same rows.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rows: Option<RowReductionLimits>,
-    /// Reductions over the axis before the last, of rows that are taken and element-wise nodes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fold: Option<FoldLimits>,
     /// The largest elements of short rows, and what is computed from such rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selection: Option<SelectionLimits>,
@@ -47,11 +39,37 @@ pub struct DispatchCapabilities {
     pub collectives: Option<CollectiveLimits>,
 }
 
-/// Limits of dispatches of the form `map`.
+/// Limits of dispatches of the form `loop`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct MapLimits {
+pub struct LoopLimits {
+    /// The maximum number of nodes of a loop that does not reduce rows.
     pub nodes: u32,
+    /// Reductions and norms of the last axis.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<RowLimits>,
+    /// Reductions of the axis before the last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub columns: Option<ColumnLimits>,
+}
+
+/// Limits of loops that reduce the last axis.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RowLimits {
+    pub nodes: u32,
+    /// The maximum number of elements of a reduced row.
+    pub reduced: u32,
+    /// The maximum number of elements of a row whose norm ends a loop.
+    pub normed: u32,
+}
+
+/// Limits of loops that reduce the axis before the last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ColumnLimits {
+    /// The maximum extent of the axis that is reduced.
+    pub terms: u32,
 }
 
 /// Limits of dispatches of the form `product`: skinny GEMMs with an epilogue. Their left matrices have `rows`,
@@ -138,32 +156,6 @@ pub struct GatherLimits {
     pub unit: u32,
 }
 
-/// Limits of dispatches of the form `norm`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NormLimits {
-    /// The maximum number of elements of a row.
-    pub row: u32,
-}
-
-/// Limits of dispatches of the form `rows`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RowReductionLimits {
-    pub nodes: u32,
-    /// The maximum number of elements of a row.
-    pub row: u32,
-}
-
-/// Limits of dispatches of the form `fold`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FoldLimits {
-    pub nodes: u32,
-    /// The maximum extent of the axis that is reduced.
-    pub terms: u32,
-}
-
 /// Limits of dispatches of the form `selection`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -223,7 +215,11 @@ impl DispatchCapabilities {
 
     /// The capabilities of the kernels that this version generates for GPUs.
     pub const GPU: DispatchCapabilities = DispatchCapabilities {
-        map: Some(MapLimits { nodes: 32 }),
+        loops: Some(LoopLimits {
+            nodes: 32,
+            rows: Some(RowLimits { nodes: 48, reduced: 256 << 10, normed: 16 << 10 }),
+            columns: Some(ColumnLimits { terms: 64 }),
+        }),
         product: Some(ProductLimits {
             products: 2,
             rows: 64,
@@ -236,9 +232,6 @@ impl DispatchCapabilities {
         batch: Some(BatchLimits { products: 4, rotary: Some(BatchRotaryLimits { rows: 64, columns: 40 }) }),
         reduction: Some(ReductionLimits { row: 20 << 10 }),
         gather: Some(GatherLimits { unit: 16 }),
-        norm: Some(NormLimits { row: 16 << 10 }),
-        rows: Some(RowReductionLimits { nodes: 48, row: 256 << 10 }),
-        fold: Some(FoldLimits { nodes: 32, terms: 64 }),
         selection: Some(SelectionLimits { nodes: 48, row: 1024, selected: 64, bytes: 24 << 10 }),
         rotary: Some(RotaryLimits { nodes: 4 }),
         scatter: Some(ScatterLimits { nodes: 4 }),

@@ -53,8 +53,8 @@ pub use crate::collective::ExitBarrier;
 use crate::collective::{CollectiveKind, CollectiveVariant};
 pub use backend::TargetBackend;
 pub use capability::{
-    BatchLimits, CollectiveLimits, DispatchCapabilities, FoldLimits, GatherLimits, MapLimits, ProductLimits,
-    ProductShape, ReductionLimits, RotaryLimits, RowReductionLimits, SelectionLimits, SplitKLimits,
+    BatchLimits, CollectiveLimits, ColumnLimits, DispatchCapabilities, GatherLimits, LoopLimits,
+    ProductLimits, ProductShape, ReductionLimits, RotaryLimits, RowLimits, SelectionLimits, SplitKLimits,
 };
 pub use contention::ContentionMeasurement;
 pub use curve::{CollectiveCurve, CopyCurve, Provenance};
@@ -62,7 +62,7 @@ pub use throughput::{OperationCounts, ProductRate, Throughput};
 pub use traffic::{MAX_CONCAT_OPERANDS_PER_KERNEL, MIN_SEPARATE_COPY_BYTES, StepTraffic, TrafficModel};
 
 /// The version of the format.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// The maximum length of the name of a profile, which plans record.
 const MAX_NAME_BYTES: usize = 4096;
@@ -477,7 +477,7 @@ mod tests {
                 "contention[1]: it is a duplicate",
             ),
             (MachineProfile { product_rates: vec![rate; 2], ..plain.clone() }, "product_rates[1]: rows"),
-            (MachineProfile { version: VERSION + 1, ..plain.clone() }, "version 4, expected 3"),
+            (MachineProfile { version: VERSION + 1, ..plain.clone() }, "version 5, expected 4"),
         ] {
             let error = MachineProfile::from_json(&bad.to_json()).unwrap_err().to_string();
             assert!(error.contains(part), "{part}: {error}");
@@ -595,7 +595,7 @@ mod tests {
             assert!(message.contains(expected), "{message}");
         };
         refused(&|p| p.name = "n".repeat(5000), "name: expected at most 4096 bytes, found 5000");
-        refused(&|p| p.version = 9, "profile h200x2: version 9, expected 3");
+        refused(&|p| p.version = 9, "profile h200x2: version 9, expected 4");
         for (from, to, expected) in [
             (
                 "\"all_reduce\"",

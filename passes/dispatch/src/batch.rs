@@ -2,11 +2,11 @@
 //! are few, the rotary embeddings of their results join them.
 
 use symmc_ir::dispatch::{batch_key, find_rotated_product};
-use symmc_ir::{Dim, DispatchForm, NodeId, Op};
+use symmc_ir::{Dim, NodeId, Op};
 
 use crate::facts::DispatchFacts;
 use crate::product::SkinnyProduct;
-use crate::walk::{DispatchWalk, UnitAssignment};
+use crate::walk::{DispatchWalk, UnitAssignment, UnitKind};
 
 /// The most steps between two of them.
 const MAX_STEP_DISTANCE: usize = 8;
@@ -62,7 +62,7 @@ pub fn assign_batched(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignm
     let facts = walk.facts;
     let read = walk.units_read_by(id);
     let key = batch_key(facts.graph, id);
-    for unit in walk.open_within(DispatchForm::Batch, MAX_STEP_DISTANCE).filter(|unit| !read.contains(unit)) {
+    for unit in walk.open_within(UnitKind::Batch, MAX_STEP_DISTANCE).filter(|unit| !read.contains(unit)) {
         let nodes = &walk.units[unit].nodes;
         let products = products(facts, nodes);
         if products.clone().count() >= batch.products as usize
@@ -75,14 +75,14 @@ pub fn assign_batched(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignm
             return Some(UnitAssignment::Joins(unit, Vec::new()));
         }
     }
-    Some(UnitAssignment::Begins(DispatchForm::Batch))
+    Some(UnitAssignment::Begins(UnitKind::Batch))
 }
 
 /// Assigns a rotary embedding of a product's result.
 fn assign_rotary(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
     let facts = walk.facts;
     let rotated = find_rotated_product(facts.graph, &facts.users, id)?;
-    let unit = walk.open_producer(*facts.node(rotated.product).outputs.first()?, DispatchForm::Batch)?;
+    let unit = walk.open_producer(*facts.node(rotated.product).outputs.first()?, UnitKind::Batch)?;
     are_few(facts, products(facts, &walk.units[unit].nodes))
         .then_some(UnitAssignment::Joins(unit, rotated.views))
 }

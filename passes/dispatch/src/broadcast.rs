@@ -4,47 +4,46 @@
 //! cast takes a launch and stores a few numbers. Within the kernel each thread computes the elements that it
 //! needs.
 
-use symmc_ir::entity::Entity;
 use symmc_ir::infer::broadcast_shapes;
-use symmc_ir::{DispatchForm, NodeId, Op};
+use symmc_ir::{NodeId, Op};
 
 use crate::facts::DispatchFacts;
-use crate::product::{map_nodes_to_units, reports};
-use crate::walk::DispatchUnit;
+use crate::product::reports;
+use crate::walk::{Unit, UnitIndex, UnitKind};
 
 /// Lets nodes of fewer elements join the units that are their only readers.
-pub fn join_broadcasts(facts: &DispatchFacts<'_>, units: &mut [DispatchUnit]) {
-    let Some(max_nodes) = facts.capabilities().map.map(|map| map.nodes as usize) else { return };
-    let mut unit_of = map_nodes_to_units(facts, units);
+pub fn join_broadcasts(facts: &DispatchFacts<'_>, units: &mut [Unit]) {
+    let Some(max_nodes) = facts.capabilities().loops.map(|limits| limits.nodes as usize) else { return };
+    let mut unit_of = UnitIndex::new(facts, units);
     // Readers first, so that a chain of such nodes joins from its end.
-    for node in (0..unit_of.len()).rev().map(NodeId::new) {
-        let from = unit_of[node.index()];
+    for node in facts.graph.nodes.keys().rev() {
+        let Some(from) = unit_of.of(node) else { continue };
         let Some(to) = find_only_reader(facts, &unit_of, node).filter(|&to| to != from) else { continue };
-        let may_leave = from != usize::MAX && matches!(units[from].form, None | Some(DispatchForm::Map));
+        let may_leave = matches!(units[from].kind, None | Some(UnitKind::Map));
         if may_leave && units[to].nodes.len() < max_nodes && can_join(facts, &units[to], node) {
             units[from].nodes.retain(|&n| n != node);
             units[to].nodes.push(node);
             units[to].nodes.sort_unstable();
-            units[to].form.get_or_insert(DispatchForm::Map);
-            unit_of[node.index()] = to;
+            units[to].kind.get_or_insert(UnitKind::Map);
+            unit_of.assign(&[node], to);
         }
     }
 }
 
 /// The unit of all readers of a node's result.
-fn find_only_reader(facts: &DispatchFacts<'_>, unit_of: &[usize], node: NodeId) -> Option<usize> {
+fn find_only_reader(facts: &DispatchFacts<'_>, unit_of: &UnitIndex, node: NodeId) -> Option<usize> {
     let &[result] = &facts.node(node).outputs[..] else { return None };
     let (first, other_readers) = facts.users[result].split_first()?;
-    let unit = unit_of[first.index()];
-    let is_alone = !facts.returned[result] && other_readers.iter().all(|n| unit_of[n.index()] == unit);
-    (is_alone && unit != usize::MAX).then_some(unit)
+    let unit = unit_of.of(*first)?;
+    let is_alone = !facts.returned[result] && other_readers.iter().all(|&n| unit_of.of(n) == Some(unit));
+    is_alone.then_some(unit)
 }
 
 /// Whether a node can be one that the nodes of a unit broadcast.
-fn can_join(facts: &DispatchFacts<'_>, unit: &DispatchUnit, node: NodeId) -> bool {
-    let maps = match (unit.form, &unit.nodes[..]) {
-        (None | Some(DispatchForm::Map | DispatchForm::Product), nodes) => nodes,
-        (Some(DispatchForm::Norm), [maps @ .., norm]) => {
+fn can_join(facts: &DispatchFacts<'_>, unit: &Unit, node: NodeId) -> bool {
+    let maps = match (unit.kind, &unit.nodes[..]) {
+        (None | Some(UnitKind::Map | UnitKind::Product), nodes) => nodes,
+        (Some(UnitKind::Norm), [maps @ .., norm]) => {
             // The operands of the norm itself are read as they are stored.
             let read_by_norm = &facts.node(*norm).inputs;
             if facts.node(node).outputs.iter().any(|v| read_by_norm.contains(v)) {

@@ -6,10 +6,10 @@
 
 use symmc_ir::collective::{CollectiveKind, CollectiveVariant};
 use symmc_ir::machine::model::MAX_GPU_CELL_RANKS;
-use symmc_ir::{Dim, DispatchForm, NodeId, Op, ValueId};
+use symmc_ir::{Dim, NodeId, Op, ValueId};
 
 use crate::facts::DispatchFacts;
-use crate::walk::{DispatchWalk, UnitAssignment};
+use crate::walk::{DispatchWalk, UnitAssignment, UnitKind};
 
 /// The variants whose kernels store rows.
 pub const ROW_STORE_VARIANTS: [CollectiveVariant; 2] = [CollectiveVariant::Ll, CollectiveVariant::Pull];
@@ -19,9 +19,9 @@ pub fn assign_gather(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignme
     let unit = i64::from(facts.capabilities().gather?.unit);
     let node = facts.node(id);
     match (&node.op, &node.inputs[..]) {
-        (Op::Collective(_), _) => ranks(facts, id).map(|_| UnitAssignment::Begins(DispatchForm::Gather)),
+        (Op::Collective(_), _) => ranks(facts, id).map(|_| UnitAssignment::Begins(UnitKind::Gather)),
         (Op::Reshape | Op::Copy, &[x]) => {
-            let producer = walk.open_producer(x, DispatchForm::Gather)?;
+            let producer = walk.open_producer(x, UnitKind::Gather)?;
             let &[gather] = &walk.units[producer].nodes[..] else { return None };
             let views = views_between(facts, gather, id)?;
             let row = row(facts, x, ranks(facts, gather)?)?;

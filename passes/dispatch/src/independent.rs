@@ -1,23 +1,23 @@
 //! Groups independent nodes of one kind into one kernel: rotary embeddings of queries and keys, stores of
 //! keys and values into their caches.
 
-use symmc_ir::{DispatchForm, NodeId, Op};
+use symmc_ir::{NodeId, Op};
 
-use crate::walk::{DispatchWalk, UnitAssignment};
+use crate::walk::{DispatchWalk, UnitAssignment, UnitKind};
 
 /// The most steps between two of them.
 const MAX_STEP_DISTANCE: usize = 8;
 
 pub fn assign_independent(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
     let capabilities = walk.facts.capabilities();
-    let (form, max_nodes) = match walk.facts.node(id).op {
-        Op::RotaryEmbedding { .. } => (DispatchForm::Rotary, capabilities.rotary?.nodes),
-        Op::IndexPut { .. } => (DispatchForm::Scatter, capabilities.scatter?.nodes),
+    let (kind, max_nodes) = match walk.facts.node(id).op {
+        Op::RotaryEmbedding { .. } => (UnitKind::Rotary, capabilities.rotary?.nodes),
+        Op::IndexPut { .. } => (UnitKind::Scatter, capabilities.scatter?.nodes),
         _ => return None,
     };
     let read = walk.units_read_by(id);
     let unit = walk
-        .open_within(form, MAX_STEP_DISTANCE)
+        .open_within(kind, MAX_STEP_DISTANCE)
         .find(|&unit| !read.contains(&unit) && walk.units[unit].nodes.len() < max_nodes as usize);
-    Some(unit.map_or(UnitAssignment::Begins(form), |unit| UnitAssignment::Joins(unit, Vec::new())))
+    Some(unit.map_or(UnitAssignment::Begins(kind), |unit| UnitAssignment::Joins(unit, Vec::new())))
 }

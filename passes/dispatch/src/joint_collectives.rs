@@ -7,7 +7,7 @@ use symmc_ir::{Dispatch, DispatchForm, NodeId};
 
 use crate::deferred;
 use crate::facts::DispatchFacts;
-use crate::walk::{DispatchUnit, DispatchWalk, UnitAssignment};
+use crate::walk::{DispatchUnit, DispatchWalk, UnitAssignment, UnitKind};
 
 /// The sets of collectives of a program.
 fn joint_sets<'a>(facts: &'a DispatchFacts<'_>) -> impl Iterator<Item = &'a Dispatch> {
@@ -54,6 +54,6 @@ pub fn assign_joint(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignmen
     let first = walk.facts.graph.dispatches[set].first;
     Some(match walk.unit_of(first).filter(|_| first != id) {
         Some(unit) => UnitAssignment::Joins(unit, Vec::new()),
-        None => UnitAssignment::Begins(DispatchForm::Collectives),
+        None => UnitAssignment::Begins(UnitKind::Collectives),
     })
 }

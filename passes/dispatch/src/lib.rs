@@ -16,16 +16,15 @@
 
 mod batch;
 mod broadcast;
+mod columns;
 mod deferred;
 mod facts;
-mod fold;
 mod gather;
 mod independent;
 mod joint_collectives;
 mod limits;
 mod map;
 mod merge;
-mod norm;
 mod product;
 mod reduction;
 mod rows;
@@ -35,11 +34,9 @@ mod walk;
 use std::collections::{BTreeSet, HashSet};
 
 use symmc_ir::machine::{DispatchCapabilities, MachineProfile};
-use symmc_ir::{
-    BinaryOp, CollectiveKind, CollectiveVariant, DispatchForm, EntityMap, Graph, NodeId, Op, ValueId,
-};
+use symmc_ir::{BinaryOp, CollectiveKind, CollectiveVariant, EntityMap, Graph, NodeId, Op, ValueId};
 
-use walk::DispatchWalk;
+use walk::{DispatchWalk, Unit, UnitKind};
 
 pub use limits::unit_size_limits;
 pub use walk::DispatchUnit;
@@ -62,22 +59,24 @@ pub fn dispatch_units(
     base: &EntityMap<ValueId, ValueId>,
     profile: &MachineProfile,
 ) -> Vec<DispatchUnit> {
-    divide_into_units(&facts::DispatchFacts::new(graph, base, profile))
+    let units = divide_into_units(&facts::DispatchFacts::new(graph, base, profile));
+    let form = |unit: &Unit| unit.kind.map(UnitKind::form);
+    units.into_iter().map(|unit| DispatchUnit { form: form(&unit), nodes: unit.nodes }).collect()
 }
 
-fn divide_into_units(facts: &facts::DispatchFacts<'_>) -> Vec<DispatchUnit> {
+fn divide_into_units(facts: &facts::DispatchFacts<'_>) -> Vec<Unit> {
     let mut units = with_rows(facts);
     product::join_products(facts, &mut units);
     let mut units = merge::merge(facts, order_nonempty_units(facts, units));
-    fold::join_takes(facts, &mut units);
+    merge::join_takes(facts, &mut units);
     broadcast::join_broadcasts(facts, &mut units);
     finished(facts, units)
 }
 
 /// The units before matrix products join them.
-fn with_rows(facts: &facts::DispatchFacts<'_>) -> Vec<DispatchUnit> {
+fn with_rows(facts: &facts::DispatchFacts<'_>) -> Vec<Unit> {
     let units = walk_units(facts, &BTreeSet::new());
-    if !units.iter().any(|unit| unit.form == Some(DispatchForm::Rows) && unit.nodes.len() > 1) {
+    if !units.iter().any(|unit| unit.kind == Some(UnitKind::Rows) && unit.nodes.len() > 1) {
         return units;
     }
     let reductions = facts.graph.nodes.iter().filter(|(_, n)| matches!(n.op, Op::Reduce { .. }));
@@ -88,7 +87,7 @@ fn with_rows(facts: &facts::DispatchFacts<'_>) -> Vec<DispatchUnit> {
 }
 
 /// Walks the program. The reductions in `refused` do not become units of rows.
-fn walk_units(facts: &facts::DispatchFacts<'_>, refused: &BTreeSet<NodeId>) -> Vec<DispatchUnit> {
+fn walk_units(facts: &facts::DispatchFacts<'_>, refused: &BTreeSet<NodeId>) -> Vec<Unit> {
     let mut walk = DispatchWalk::new(facts);
     for id in joint_collectives::order_adjacent(facts, deferred::deferred_order(facts)) {
         let assignment = joint_collectives::assign_joint(&walk, id)
@@ -97,28 +96,28 @@ fn walk_units(facts: &facts::DispatchFacts<'_>, refused: &BTreeSet<NodeId>) -> V
             .or_else(|| batch::assign_batched(&walk, id))
             .or_else(|| independent::assign_independent(&walk, id))
             .or_else(|| rows::assign_rows(&walk, id, refused))
-            .or_else(|| norm::assign_norm(&walk, id))
+            .or_else(|| rows::assign_norm(&walk, id))
             .or_else(|| map::assign_map(&walk, id));
         walk.assign_node(id, assignment);
     }
     let mut units = walk.units;
     rows::join_maps(facts, &mut units);
     selection::join_selections(facts, &mut units);
-    fold::join_folds(facts, &mut units);
+    columns::join_columns(facts, &mut units);
     units
 }
 
 /// Sorts units into an executable order. A unit of one node has no form.
-fn finished(facts: &facts::DispatchFacts<'_>, units: Vec<DispatchUnit>) -> Vec<DispatchUnit> {
+fn finished(facts: &facts::DispatchFacts<'_>, units: Vec<Unit>) -> Vec<Unit> {
     let mut units = order_nonempty_units(facts, units);
     for unit in &mut units {
-        unit.form = unit.form.filter(|_| unit.nodes.len() > 1);
+        unit.kind = unit.kind.filter(|_| unit.nodes.len() > 1);
     }
     units
 }
 
 /// Drops units without nodes and sorts the others into an executable order.
-fn order_nonempty_units(facts: &facts::DispatchFacts<'_>, mut units: Vec<DispatchUnit>) -> Vec<DispatchUnit> {
+fn order_nonempty_units(facts: &facts::DispatchFacts<'_>, mut units: Vec<Unit>) -> Vec<Unit> {
     units.retain(|unit| !unit.nodes.is_empty());
     units.sort_by_key(|unit| unit.nodes.last().copied());
     deferred::order_runnable(facts, units, |unit| &unit.nodes)
@@ -169,7 +168,7 @@ pub fn fusible_collectives(
     let mut single: HashSet<NodeId> = HashSet::new();
     for unit in divide_into_units(&facts) {
         // If a norm is one kernel with only the addition, it becomes a step of its own after a reduction.
-        if unit.form.is_none() || (unit.form == Some(DispatchForm::Norm) && unit.nodes.len() == 2) {
+        if unit.kind.is_none() || (unit.kind == Some(UnitKind::Norm) && unit.nodes.len() == 2) {
             single.extend(unit.nodes);
         }
     }
@@ -179,9 +178,9 @@ pub fn fusible_collectives(
         facts.assumed = Some(variant);
         // Products join none of these units.
         for unit in finished(&facts, with_rows(&facts)) {
-            let follows = match unit.form {
-                Some(DispatchForm::Reduction) => unit.nodes.iter().find(|n| is_addition(graph, **n)),
-                Some(DispatchForm::Gather) => unit.nodes.last(),
+            let follows = match unit.kind {
+                Some(UnitKind::Reduction) => unit.nodes.iter().find(|n| is_addition(graph, **n)),
+                Some(UnitKind::Gather) => unit.nodes.last(),
                 _ => None,
             };
             let Some(&follows) = follows else { continue };

@@ -4,17 +4,17 @@
 //! units. Open units never depend on each other, so this is safe. Otherwise, a node joins a unit that reads
 //! one of its operands, or the unit directly before it, if both wait for the same collectives.
 
-use symmc_ir::{DispatchForm, NodeId};
+use symmc_ir::NodeId;
 
 use crate::facts::DispatchFacts;
-use crate::walk::{DispatchWalk, UnitAssignment};
+use crate::walk::{DispatchWalk, UnitAssignment, UnitKind};
 
 pub fn assign_map(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
     let facts = walk.facts;
-    let max_nodes = facts.capabilities().map.filter(|_| facts.node(id).op.fits_map())?.nodes;
+    let max_nodes = facts.capabilities().loops.filter(|_| facts.node(id).op.fits_map())?.nodes;
     let mut units: Vec<usize> = Vec::new();
     let mut count = 1;
-    for unit in walk.open_among(walk.units_read_by(id), DispatchForm::Map) {
+    for unit in walk.open_among(walk.units_read_by(id), UnitKind::Map) {
         let nodes = &walk.units[unit].nodes;
         if fits_map_unit(facts, nodes, id) && count + nodes.len() <= max_nodes as usize {
             count += nodes.len();
@@ -26,14 +26,12 @@ pub fn assign_map(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment>
     }
     if units.is_empty() {
         let max_nodes = max_nodes as usize;
-        let sharing = walk
-            .units_sharing_operand(DispatchForm::Map, id)
-            .find(|&unit| has_room(walk, unit, id, max_nodes));
-        let last_unit =
-            walk.last_unit(DispatchForm::Map, id).filter(|&unit| has_room(walk, unit, id, max_nodes));
+        let sharing =
+            walk.units_sharing_operand(UnitKind::Map, id).find(|&unit| has_room(walk, unit, id, max_nodes));
+        let last_unit = walk.last_unit(UnitKind::Map, id).filter(|&unit| has_room(walk, unit, id, max_nodes));
         units.extend(sharing.max(last_unit));
     }
-    Some(UnitAssignment::Merges(units, DispatchForm::Map))
+    Some(UnitAssignment::Merges(units, UnitKind::Map))
 }
 
 /// Whether a node can join a unit that may have at most this many nodes.

@@ -10,11 +10,11 @@
 
 use std::collections::BTreeSet;
 
-use symmc_ir::{DispatchForm, EntityMap, NodeId, Op, ValueId};
+use symmc_ir::{EntityMap, NodeId, Op, ValueId};
 
 use crate::facts::DispatchFacts;
 use crate::map;
-use crate::walk::DispatchUnit;
+use crate::walk::{Unit, UnitIndex, UnitKind};
 
 /// The most units between two that are merged. The results of one of them stay in memory for that long.
 const MAX_UNIT_DISTANCE: usize = 16;
@@ -23,8 +23,10 @@ const MAX_UNIT_DISTANCE: usize = 16;
 const LOOKED_AT: usize = 256;
 
 /// Merges maps. The units are in an executable order, and those that were merged into others are left empty.
-pub fn merge(facts: &DispatchFacts<'_>, units: Vec<DispatchUnit>) -> Vec<DispatchUnit> {
-    let Some(max_nodes) = facts.capabilities().map.map(|map| map.nodes as usize) else { return units };
+pub fn merge(facts: &DispatchFacts<'_>, units: Vec<Unit>) -> Vec<Unit> {
+    let Some(max_nodes) = facts.capabilities().loops.map(|limits| limits.nodes as usize) else {
+        return units;
+    };
     let mut merging = MapMerger::new(facts, units);
     for later in 0..merging.units.len() {
         // The nearest unit first. The merged nodes are in the earlier unit, so later units find both at
@@ -42,7 +44,7 @@ pub fn merge(facts: &DispatchFacts<'_>, units: Vec<DispatchUnit>) -> Vec<Dispatc
 
 struct MapMerger<'a> {
     facts: &'a DispatchFacts<'a>,
-    units: Vec<DispatchUnit>,
+    units: Vec<Unit>,
     unit_of: EntityMap<NodeId, Option<usize>>,
     /// For each node, whether it depends on no computation other than element-wise ops.
     is_early: EntityMap<NodeId, bool>,
@@ -52,7 +54,7 @@ struct MapMerger<'a> {
 }
 
 impl<'a> MapMerger<'a> {
-    fn new(facts: &'a DispatchFacts<'a>, units: Vec<DispatchUnit>) -> Self {
+    fn new(facts: &'a DispatchFacts<'a>, units: Vec<Unit>) -> Self {
         let mut unit_of = EntityMap::filled(None, facts.graph.nodes.len());
         for (u, unit) in units.iter().enumerate() {
             unit.nodes.iter().for_each(|&n| unit_of[n] = Some(u));
@@ -68,8 +70,7 @@ impl<'a> MapMerger<'a> {
     /// Whether two units may be merged, and then read less.
     fn may_merge(&self, earlier: usize, later: usize) -> bool {
         let [a, b] = [earlier, later].map(|u| &self.units[u]);
-        let are_maps =
-            [a, b].iter().all(|unit| unit.form == Some(DispatchForm::Map) && !unit.nodes.is_empty());
+        let are_maps = [a, b].iter().all(|unit| unit.kind == Some(UnitKind::Map) && !unit.nodes.is_empty());
         are_maps
             && self.share_operands(a, b)
             && b.nodes.iter().all(|&n| map::fits_map_unit(self.facts, &a.nodes, n))
@@ -79,7 +80,7 @@ impl<'a> MapMerger<'a> {
             && !self.needs_through_others(earlier, later)
     }
 
-    fn share_operands(&self, a: &DispatchUnit, b: &DispatchUnit) -> bool {
+    fn share_operands(&self, a: &Unit, b: &Unit) -> bool {
         let facts = self.facts;
         let Some(shape) = a.nodes.first().and_then(|&n| facts.result_shape(n)) else { return false };
         let mut touched_by_a: BTreeSet<ValueId> = BTreeSet::new();
@@ -91,7 +92,7 @@ impl<'a> MapMerger<'a> {
     }
 
     /// Whether a collective reads a result of a unit, which then must not wait for anything else.
-    fn is_communicated(&self, unit: &DispatchUnit) -> bool {
+    fn is_communicated(&self, unit: &Unit) -> bool {
         let mut results = unit.nodes.iter().flat_map(|&n| &self.facts.node(n).outputs);
         results.any(|&v| self.facts.communicated[v])
     }
@@ -154,4 +155,31 @@ fn find_early_nodes(facts: &DispatchFacts<'_>) -> EntityMap<NodeId, bool> {
         out[id] = small && node.inputs.iter().all(|&v| graph.defining_node(v).is_none_or(|n| out[n]));
     }
     out
+}
+
+/// Lets rows that are taken at positions that are data join the maps that alone read them.
+pub fn join_takes(facts: &DispatchFacts<'_>, units: &mut [Unit]) {
+    let Some(limits) = facts.capabilities().loops else { return };
+    let mut unit_of = UnitIndex::new(facts, units);
+    for u in 0..units.len() {
+        let &[take] = &units[u].nodes[..] else { continue };
+        let Op::Take { axis: 0 } = facts.node(take).op else { continue };
+        let result = facts.node(take).outputs[0];
+        let readers = &facts.users[result];
+        let Some(to) = readers.first().and_then(|&n| unit_of.of(n)) else { continue };
+        let shape = facts.result_shape(take);
+        let is_map = |&n: &NodeId| {
+            let node = facts.node(n);
+            facts.result_shape(n) == shape && (node.op.fits_map() || matches!(node.op, Op::Take { .. }))
+        };
+        let joins = units[to].kind == Some(UnitKind::Map)
+            && !facts.returned[result]
+            && !facts.communicated[result]
+            && readers.iter().all(|n| units[to].nodes.contains(n))
+            && units[to].nodes.iter().all(is_map)
+            && units[to].nodes.len() < limits.nodes as usize;
+        if joins {
+            unit_of.join(units, u, to, UnitKind::Map);
+        }
+    }
 }

@@ -5,12 +5,11 @@
 //! addition of one row to its unrounded sums, and their rounding. A product whose columns are read in several
 //! equal parts, such as the halves of one weight, counts as several products.
 
-use symmc_ir::entity::Entity;
 use symmc_ir::machine::{ProductLimits, ProductShape};
-use symmc_ir::{BinaryOp, DType, Dim, DispatchForm, NodeId, Op, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, NodeId, Op, ValueId};
 
 use crate::facts::DispatchFacts;
-use crate::walk::DispatchUnit;
+use crate::walk::{Unit, UnitIndex, UnitKind};
 
 /// The fewest columns of a product.
 const MIN_COLUMNS: u64 = 32;
@@ -20,19 +19,19 @@ const MIN_K: u64 = 64;
 const MAX_USERS: usize = 32;
 
 /// Lets products join the units that read them.
-pub fn join_products(facts: &DispatchFacts<'_>, units: &mut Vec<DispatchUnit>) {
+pub fn join_products(facts: &DispatchFacts<'_>, units: &mut Vec<Unit>) {
     let (Some(limits), Some(multiprocessors)) = (facts.capabilities().product, facts.profile.multiprocessors)
     else {
         return;
     };
-    let mut unit_of = map_nodes_to_units(facts, units);
+    let mut unit_of = UnitIndex::new(facts, units);
 
     // The candidate products of each unit, in program order.
     let mut wanted: Vec<Vec<SkinnyProduct>> = units.iter().map(|_| Vec::new()).collect();
     for (id, _) in facts.graph.nodes.iter().filter(|(_, n)| n.op.is_matmul()) {
         let Some(product) = SkinnyProduct::new(facts, id) else { continue };
         let Some(&reader) = product.readers.first() else { continue };
-        let unit = unit_of[reader.index()];
+        let Some(unit) = unit_of.of(reader) else { continue };
         let map = epilogue_nodes(&units[unit]);
         if map.iter().all(|&n| facts.node(n).op.fits_map() && !reports(facts, n))
             && product.readers.iter().all(|n| map.contains(n))
@@ -43,39 +42,31 @@ pub fn join_products(facts: &DispatchFacts<'_>, units: &mut Vec<DispatchUnit>) {
     }
     for (unit, wanted) in wanted.into_iter().enumerate() {
         for product in select_products(wanted, &limits, multiprocessors) {
-            let from = unit_of[product.node.index()];
-            units[from].nodes.retain(|&n| n != product.node);
-            // A norm after products is a step of its own.
-            if units[unit].form == Some(DispatchForm::Norm) {
-                let norm = units[unit].nodes.pop();
-                units.push(DispatchUnit { form: None, nodes: norm.into_iter().collect() });
+            if let Some(from) = unit_of.of(product.node) {
+                units[from].nodes.retain(|&n| n != product.node);
             }
-            units[unit].form = Some(DispatchForm::Product);
+            // A norm after products is a step of its own.
+            if units[unit].kind == Some(UnitKind::Norm) {
+                let norm = units[unit].nodes.pop();
+                units.push(Unit { kind: None, nodes: norm.into_iter().collect() });
+            }
+            units[unit].kind = Some(UnitKind::Product);
             units[unit].nodes.extend(product.views.into_iter().chain([product.node]));
             units[unit].nodes.sort_unstable();
         }
     }
-    unit_of = map_nodes_to_units(facts, units);
+    unit_of = UnitIndex::new(facts, units);
     for (id, _) in facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MATMUL_UNROUNDED) {
-        let is_alone = units[unit_of[id.index()]].nodes[..] == [id];
+        let is_alone = unit_of.of(id).is_some_and(|unit| units[unit].nodes[..] == [id]);
         let Some(biased) = BiasedProduct::new(facts, id).filter(|_| is_alone) else { continue };
         if let Some(nodes) = biased.separable_nodes(facts, units, &unit_of) {
-            for &n in &nodes {
-                units[unit_of[n.index()]].nodes.retain(|&other| other != n);
-                unit_of[n.index()] = units.len();
+            for unit in nodes.iter().filter_map(|&n| unit_of.of(n)) {
+                units[unit].nodes.retain(|n| !nodes.contains(n));
             }
-            units.push(DispatchUnit { form: Some(DispatchForm::Product), nodes });
+            unit_of.assign(&nodes, units.len());
+            units.push(Unit { kind: Some(UnitKind::Product), nodes });
         }
     }
-}
-
-/// For each node, the position of its unit.
-pub fn map_nodes_to_units(facts: &DispatchFacts<'_>, units: &[DispatchUnit]) -> Vec<usize> {
-    let mut unit_of = vec![usize::MAX; facts.graph.nodes.len()];
-    for (u, unit) in units.iter().enumerate() {
-        unit.nodes.iter().for_each(|&n| unit_of[n.index()] = u);
-    }
-    unit_of
 }
 
 /// A product whose sums are only added to one row and rounded. The library computes all of it, for any number of
@@ -139,17 +130,17 @@ impl BiasedProduct {
     fn separable_nodes(
         &self,
         facts: &DispatchFacts<'_>,
-        units: &[DispatchUnit],
-        unit_of: &[usize],
+        units: &[Unit],
+        unit_of: &UnitIndex,
     ) -> Option<Vec<NodeId>> {
-        let readers = unit_of[self.sum.index()];
-        let of_bias = facts.defining_node(self.bias).map(|n| unit_of[n.index()]);
-        if unit_of[self.rounded.index()] != readers || of_bias == Some(readers) {
+        let readers = unit_of.of(self.sum)?;
+        let of_bias = facts.defining_node(self.bias).and_then(|n| unit_of.of(n));
+        if unit_of.of(self.rounded) != Some(readers) || of_bias == Some(readers) {
             return None;
         }
         let leaving = [self.widened, self.sum, self.rounded];
         for &n in &leaving {
-            let unit = &units[unit_of[n.index()]];
+            let unit = &units[unit_of.of(n)?];
             // The operand of a norm stays in its unit, or the norm becomes a step of its own.
             let keeps_norm = || {
                 let mut staying = unit.nodes.iter().filter(|n| !leaving.contains(n)).rev();
@@ -157,9 +148,9 @@ impl BiasedProduct {
                 let source = norm.and_then(|&v| facts.defining_node(v));
                 staying.next().is_none() || source.is_some_and(|source| !leaving.contains(&source))
             };
-            let may_leave = match unit.form {
-                None | Some(DispatchForm::Map) => true,
-                Some(DispatchForm::Norm) => keeps_norm(),
+            let may_leave = match unit.kind {
+                None | Some(UnitKind::Map) => true,
+                Some(UnitKind::Norm) => keeps_norm(),
                 _ => false,
             };
             if !may_leave {
@@ -173,9 +164,9 @@ impl BiasedProduct {
 }
 
 /// The nodes of a unit that may be the epilogue of products.
-fn epilogue_nodes(unit: &DispatchUnit) -> &[NodeId] {
-    match (unit.form, &unit.nodes[..]) {
-        (Some(DispatchForm::Norm), [map @ .., _]) => map,
+fn epilogue_nodes(unit: &Unit) -> &[NodeId] {
+    match (unit.kind, &unit.nodes[..]) {
+        (Some(UnitKind::Norm), [map @ .., _]) => map,
         (_, nodes) => nodes,
     }
 }

@@ -11,10 +11,10 @@
 
 use symmc_ir::collective::{CollectiveVariant, ProtocolThresholds};
 use symmc_ir::machine::model::MAX_GPU_CELL_RANKS;
-use symmc_ir::{BinaryOp, CollectiveKind, DType, Dim, DispatchForm, NodeId, Op, TensorType, ValueId};
+use symmc_ir::{BinaryOp, CollectiveKind, DType, Dim, NodeId, Op, TensorType, ValueId};
 
 use crate::facts::DispatchFacts;
-use crate::walk::{DispatchWalk, UnitAssignment};
+use crate::walk::{DispatchWalk, UnitAssignment, UnitKind};
 
 /// The elements of a row if rows only divide the work among blocks.
 const DIVIDING_ROW_ELEMENTS: i64 = 1024;
@@ -28,7 +28,7 @@ pub fn assign_reduction(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssig
     let node = facts.node(id);
     match &node.op {
         Op::Collective(_) => {
-            has_fused_kernel(facts, id).then_some(UnitAssignment::Begins(DispatchForm::Reduction))
+            has_fused_kernel(facts, id).then_some(UnitAssignment::Begins(UnitKind::Reduction))
         }
         Op::Binary(BinaryOp::Add) => {
             let x = node.inputs[0];
@@ -80,7 +80,7 @@ fn assign_residual_sum(
     residual: ValueId,
 ) -> Option<UnitAssignment> {
     let facts = walk.facts;
-    let unit = walk.open_producer(reduced, DispatchForm::Reduction)?;
+    let unit = walk.open_producer(reduced, UnitKind::Reduction)?;
     let &[reduce] = &walk.units[unit].nodes[..] else { return None };
     let first = facts.skip_reshapes(reduced);
     let ty = facts.graph.ty(facts.node(id).outputs[0]);
@@ -103,7 +103,7 @@ fn assign_reduction_norm(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssi
     let node = facts.node(id);
     let &x = node.inputs.first()?;
     let weight = node.inputs.get(1);
-    let unit = walk.open_producer(x, DispatchForm::Reduction)?;
+    let unit = walk.open_producer(x, UnitKind::Reduction)?;
     let nodes = &walk.units[unit].nodes;
     let &reduce = nodes.first()?;
     let &sum = nodes.last()?;

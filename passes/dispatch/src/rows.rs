@@ -16,14 +16,13 @@
 
 use std::collections::BTreeSet;
 
-use symmc_ir::dispatch::reduces_rows;
-use symmc_ir::entity::Entity;
-use symmc_ir::machine::RowReductionLimits;
-use symmc_ir::{Dim, DispatchForm, NodeId, Op, ValueId};
+use symmc_ir::dispatch::loop_space;
+use symmc_ir::machine::RowLimits;
+use symmc_ir::{Dim, NodeId, Op, ValueId};
 
 use crate::facts::DispatchFacts;
 use crate::product::reports;
-use crate::walk::{DispatchUnit, DispatchWalk, UnitAssignment};
+use crate::walk::{DispatchWalk, Unit, UnitAssignment, UnitIndex, UnitKind};
 
 /// Assigns a node. Reductions in `refused` stay separate.
 pub fn assign_rows(
@@ -32,15 +31,14 @@ pub fn assign_rows(
     refused: &BTreeSet<NodeId>,
 ) -> Option<UnitAssignment> {
     let facts = walk.facts;
-    let limits = facts.capabilities().rows?;
+    let limits = facts.capabilities().loops?.rows?;
     let row = match &facts.node(id).op {
         Op::Reduce { .. } if !refused.contains(&id) => reduced_row_shape(facts, id, &limits)?,
         Op::RmsNorm { .. } if norm_fits_rows(facts, id) => {
             &facts.graph.ty(facts.node(id).inputs[0]).shape[..]
         }
         op if op.fits_map() && !reports(facts, id) => {
-            let mut row_units =
-                candidates(walk, id).filter(|&u| walk.units[u].form == Some(DispatchForm::Rows));
+            let mut row_units = candidates(walk, id).filter(|&u| walk.units[u].kind == Some(UnitKind::Rows));
             row_of(facts, &walk.units[row_units.next()?])?
         }
         _ => return None,
@@ -66,9 +64,29 @@ pub fn assign_rows(
     if !fits {
         return None;
     }
-    let reduces = reduces_rows(&facts.node(id).op);
-    let already = units.iter().any(|&u| walk.units[u].form == Some(DispatchForm::Rows));
-    (reduces || already).then_some(UnitAssignment::Merges(units, DispatchForm::Rows))
+    let reduces = !facts.node(id).op.fits_map();
+    let already = units.iter().any(|&u| walk.units[u].kind == Some(UnitKind::Rows));
+    (reduces || already).then_some(UnitAssignment::Merges(units, UnitKind::Rows))
+}
+
+/// Assigns a norm of the rows that a map computes: a residual is stored and not read again.
+pub fn assign_norm(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
+    let facts = walk.facts;
+    let max_row = facts.capabilities().loops?.rows?.normed;
+    let node = facts.node(id);
+    if !matches!(node.op, Op::RmsNorm { axes: 1, .. } | Op::LayerNorm { axes: 1, .. }) {
+        return None;
+    }
+    let (&x, other_operands) = node.inputs.split_first()?;
+    let unit = walk.open_producer(x, UnitKind::Map)?;
+    let nodes = &walk.units[unit].nodes;
+    let shape = facts.result_shape(id);
+    let row = facts.graph.ty(x).shape.last()?.as_const()?;
+    let fits = facts.base[x] == x
+        && (1..=i64::from(max_row)).contains(&row)
+        && nodes.iter().all(|&n| facts.result_shape(n) == shape && !reports(facts, n))
+        && other_operands.iter().all(|&v| facts.defining_node(v).is_none_or(|n| !nodes.contains(&n)));
+    fits.then_some(UnitAssignment::Ends(unit, UnitKind::Norm))
 }
 
 /// The open units that a node may join: first those that it reads, then those that wait for the same
@@ -76,30 +94,26 @@ pub fn assign_rows(
 fn candidates<'a>(walk: &'a DispatchWalk<'_>, id: NodeId) -> impl Iterator<Item = usize> + 'a {
     let read = walk.units_read_by(id);
     let open = read.into_iter().filter(|&unit| {
-        walk.is_open(unit) && matches!(walk.units[unit].form, Some(DispatchForm::Map | DispatchForm::Rows))
+        walk.is_open(unit) && matches!(walk.units[unit].kind, Some(UnitKind::Map | UnitKind::Rows))
     });
-    open.chain(walk.units_sharing_operand(DispatchForm::Rows, id))
+    open.chain(walk.units_sharing_operand(UnitKind::Rows, id))
 }
 
 /// The shape of the rows that a node reduces over the last axis, if this form supports it.
-fn reduced_row_shape<'a>(
-    facts: &DispatchFacts<'a>,
-    id: NodeId,
-    limits: &RowReductionLimits,
-) -> Option<&'a [Dim]> {
+fn reduced_row_shape<'a>(facts: &DispatchFacts<'a>, id: NodeId, limits: &RowLimits) -> Option<&'a [Dim]> {
     let node = facts.node(id);
     let (Op::Reduce { axes, keep: true, .. }, &[x]) = (&node.op, &node.inputs[..]) else { return None };
     let shape = &facts.graph.ty(x).shape[..];
     let (n, leading) = shape.split_last()?;
     let [min, max] = facts.bounds(n);
-    let fits = axes[..] == [leading.len()] && min >= 2 && max <= u64::from(limits.row);
+    let fits = axes[..] == [leading.len()] && min >= 2 && max <= u64::from(limits.reduced);
     fits.then_some(shape)
 }
 
-/// Whether an RMS norm of rows is part of a unit of this form: if an element-wise node reads its result, or
+/// Whether an RMS norm of rows is part of a unit of this kind: if an element-wise node reads its result, or
 /// element-wise nodes compute its weight. Otherwise it ends a unit of the form `norm`.
 fn norm_fits_rows(facts: &DispatchFacts<'_>, id: NodeId) -> bool {
-    let Some(limits) = facts.capabilities().rows else { return false };
+    let Some(limits) = facts.capabilities().loops.and_then(|l| l.rows) else { return false };
     let node = facts.node(id);
     let (Op::RmsNorm { axes: 1, .. }, Some(&x), &[result]) =
         (&node.op, node.inputs.first(), &node.outputs[..])
@@ -119,12 +133,11 @@ fn norm_fits_rows(facts: &DispatchFacts<'_>, id: NodeId) -> bool {
         let weight = node.inputs.get(1).and_then(|&w| facts.defining_node(w));
         weight.is_some_and(|n| facts.node(n).op.fits_map() && !reports(facts, n))
     };
-    min >= 2 && max <= u64::from(limits.row) && (reader_is_map() || weight_is_computed())
+    min >= 2 && max <= u64::from(limits.reduced) && (reader_is_map() || weight_is_computed())
 }
 
-fn row_of<'a>(facts: &DispatchFacts<'a>, unit: &DispatchUnit) -> Option<&'a [Dim]> {
-    let reduction = unit.nodes.iter().map(|&n| facts.node(n)).find(|n| reduces_rows(&n.op))?;
-    reduction.inputs.first().map(|&x| &facts.graph.ty(x).shape[..])
+fn row_of<'a>(facts: &DispatchFacts<'a>, unit: &Unit) -> Option<&'a [Dim]> {
+    loop_space(facts.graph, unit.nodes.iter().copied()).map(|space| space.shape)
 }
 
 /// Whether a shape has one element per row.
@@ -135,7 +148,7 @@ fn has_element_per_row(shape: &[Dim], row: &[Dim]) -> bool {
 }
 
 /// Whether all nodes of a unit can be part of a unit of these rows.
-fn unit_fits_rows(facts: &DispatchFacts<'_>, unit: &DispatchUnit, row: &[Dim]) -> bool {
+fn unit_fits_rows(facts: &DispatchFacts<'_>, unit: &Unit, row: &[Dim]) -> bool {
     unit.nodes.iter().all(|&n| {
         !reports(facts, n)
             && fits_rows_unit(facts, n, row, &|v| {
@@ -153,7 +166,7 @@ fn is_single_row(shape: &[Dim], row: &[Dim]) -> bool {
 
 /// Whether all nodes of a unit compute a single row, which all rows read. The kernel repeats that
 /// computation for each row.
-fn computes_single_row(facts: &DispatchFacts<'_>, unit: &DispatchUnit, row: &[Dim]) -> bool {
+fn computes_single_row(facts: &DispatchFacts<'_>, unit: &Unit, row: &[Dim]) -> bool {
     unit.nodes.iter().all(|&n| {
         let node = facts.node(n);
         facts.result_shape(n).is_some_and(|shape| is_single_row(shape, row))
@@ -207,41 +220,34 @@ fn is_contiguous_along_rows(facts: &DispatchFacts<'_>, value: ValueId) -> bool {
 }
 
 /// Joins maps to the unit of rows whose nodes are their only readers.
-pub fn join_maps(facts: &DispatchFacts<'_>, units: &mut [DispatchUnit]) {
-    let Some(limits) = facts.capabilities().rows else { return };
-    let mut unit_of = vec![usize::MAX; facts.graph.nodes.len()];
-    for (u, unit) in units.iter().enumerate() {
-        unit.nodes.iter().for_each(|&n| unit_of[n.index()] = u);
-    }
+pub fn join_maps(facts: &DispatchFacts<'_>, units: &mut [Unit]) {
+    let Some(limits) = facts.capabilities().loops.and_then(|l| l.rows) else { return };
+    let mut unit_of = UnitIndex::new(facts, units);
     // Later units first, so that maps of maps join as well.
     for u in (0..units.len()).rev() {
         let Some(to) = sole_reader_unit(facts, &units[u], &unit_of) else { continue };
-        let Some(row) = row_of(facts, &units[to]).filter(|_| units[to].form == Some(DispatchForm::Rows))
-        else {
+        let Some(row) = row_of(facts, &units[to]).filter(|_| units[to].kind == Some(UnitKind::Rows)) else {
             continue;
         };
         let count = units[to].nodes.len() + units[u].nodes.len();
-        let are_maps = units[u].form == Some(DispatchForm::Map);
+        let are_maps = units[u].kind == Some(UnitKind::Map);
         let fits = unit_fits_rows(facts, &units[u], row) || computes_single_row(facts, &units[u], row);
         if are_maps && count <= limits.nodes as usize && fits {
-            let moved = std::mem::take(&mut units[u].nodes);
-            moved.iter().for_each(|n| unit_of[n.index()] = to);
-            units[to].nodes.extend(moved);
-            units[to].nodes.sort_unstable();
+            unit_of.join(units, u, to, UnitKind::Rows);
         }
     }
 }
 
 /// The unit whose nodes are the only readers of another unit's results, without views in between.
-fn sole_reader_unit(facts: &DispatchFacts<'_>, unit: &DispatchUnit, unit_of: &[usize]) -> Option<usize> {
+fn sole_reader_unit(facts: &DispatchFacts<'_>, unit: &Unit, unit_of: &UnitIndex) -> Option<usize> {
     let mut sole_reader = None;
     for &v in unit.nodes.iter().flat_map(|&n| &facts.node(n).outputs) {
         if facts.returned[v] || facts.communicated[v] {
             return None;
         }
         for reader in facts.users[v].iter().filter(|n| !unit.nodes.contains(n)) {
-            let unit = unit_of[reader.index()];
-            if unit == usize::MAX || *sole_reader.get_or_insert(unit) != unit {
+            let unit = unit_of.of(*reader)?;
+            if *sole_reader.get_or_insert(unit) != unit {
                 return None;
             }
         }
@@ -253,20 +259,15 @@ fn sole_reader_unit(facts: &DispatchFacts<'_>, unit: &DispatchUnit, unit_of: &[u
 /// reductions are in no units of rows. RMS norms are in such units in both.
 pub fn unprofitable_reductions(
     facts: &DispatchFacts<'_>,
-    units: &[DispatchUnit],
-    separate_units: &[DispatchUnit],
+    units: &[Unit],
+    separate_units: &[Unit],
 ) -> Vec<NodeId> {
-    let mut part_of = vec![usize::MAX; facts.graph.nodes.len()];
-    for (p, separate) in separate_units.iter().enumerate() {
-        separate.nodes.iter().for_each(|n| part_of[n.index()] = p);
-    }
+    let part_of = UnitIndex::new(facts, separate_units);
     let mut out = Vec::new();
-    for unit in units.iter().filter(|unit| unit.form == Some(DispatchForm::Rows) && unit.nodes.len() > 1) {
-        let part_indices: BTreeSet<usize> = unit.nodes.iter().map(|n| part_of[n.index()]).collect();
-        let split_units: Vec<&DispatchUnit> =
-            part_indices.into_iter().filter_map(|p| separate_units.get(p)).collect();
+    for unit in units.iter().filter(|unit| unit.kind == Some(UnitKind::Rows) && unit.nodes.len() > 1) {
+        let parts: BTreeSet<usize> = unit.nodes.iter().filter_map(|&n| part_of.of(n)).collect();
         let is_slower = (0..2).any(|end| {
-            let split: f64 = split_units.iter().map(|u| unit_us(facts, u, end)).sum();
+            let split: f64 = parts.iter().map(|&p| unit_us(facts, &separate_units[p], end)).sum();
             unit_us(facts, unit, end) > split
         });
         if is_slower {
@@ -277,7 +278,7 @@ pub fn unprofitable_reductions(
 }
 
 /// The estimated time of the computation of a unit at the least (0) or the greatest (1) sizes.
-fn unit_us(facts: &DispatchFacts<'_>, unit: &DispatchUnit, end: usize) -> f64 {
+fn unit_us(facts: &DispatchFacts<'_>, unit: &Unit, end: usize) -> f64 {
     let mut moved = 0u64;
     let mut rows = None;
     let mut read = BTreeSet::new();

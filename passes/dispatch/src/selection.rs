@@ -12,19 +12,18 @@
 use std::collections::BTreeSet;
 
 use symmc_ir::machine::SelectionLimits;
-use symmc_ir::{Dim, DispatchForm, NodeId, Op, ReductionKind, ValueId};
+use symmc_ir::{Dim, NodeId, Op, ReductionKind, ValueId};
 
 use crate::facts::DispatchFacts;
-use crate::fold::UnitIndex;
 use crate::product::reports;
-use crate::walk::DispatchUnit;
+use crate::walk::{Unit, UnitIndex, UnitKind};
 
 /// The most units that are visited to find out whether one depends on another. A unit does not join if there
 /// are more.
 const LOOKED_AT: usize = 256;
 
 /// Lets units of short rows join the selections among them.
-pub fn join_selections(facts: &DispatchFacts<'_>, units: &mut [DispatchUnit]) {
+pub fn join_selections(facts: &DispatchFacts<'_>, units: &mut [Unit]) {
     let Some(limits) = facts.capabilities().selection else { return };
     let mut unit_of = UnitIndex::new(facts, units);
     for u in 0..units.len() {
@@ -146,14 +145,14 @@ impl Selection<'_> {
     }
 
     /// Adds the units around a selection, as long as any fits.
-    fn grow(&self, units: &mut [DispatchUnit], unit_of: &mut UnitIndex, to: usize) {
+    fn grow(&self, units: &mut [Unit], unit_of: &mut UnitIndex, to: usize) {
         loop {
             let neighbour = self
                 .neighbours(&units[to].nodes, unit_of)
                 .into_iter()
                 .find(|&from| from != to && self.joins(units, unit_of, from, to));
             let Some(from) = neighbour else { break };
-            unit_of.join(units, from, to, DispatchForm::Selection);
+            unit_of.join(units, from, to, UnitKind::Selection);
         }
     }
 
@@ -179,13 +178,10 @@ impl Selection<'_> {
         out
     }
 
-    fn joins(&self, units: &[DispatchUnit], unit_of: &UnitIndex, from: usize, to: usize) -> bool {
+    fn joins(&self, units: &[Unit], unit_of: &UnitIndex, from: usize, to: usize) -> bool {
         let facts = self.facts;
         let (unit, selection) = (&units[from], &units[to]);
-        let has_form = matches!(
-            unit.form,
-            None | Some(DispatchForm::Map | DispatchForm::Rows | DispatchForm::Selection)
-        );
+        let may_join = matches!(unit.kind, None | Some(UnitKind::Map | UnitKind::Rows | UnitKind::Selection));
         let joined_nodes: Vec<NodeId> = unit.nodes.iter().chain(&selection.nodes).copied().collect();
         let waits = |nodes: &[NodeId]| nodes.iter().filter_map(|&n| facts.last_collectives[n]).max();
         let is_inside = |v: ValueId| facts.defining_node(v).is_some_and(|n| joined_nodes.contains(&n));
@@ -195,7 +191,7 @@ impl Selection<'_> {
                 || facts.result_shape(n).map(<[Dim]>::len) == Some(facts.graph.ty(v).rank())
         };
         let mut read = joined_nodes.iter().flat_map(|&n| facts.node(n).inputs.iter().map(move |&v| (n, v)));
-        has_form
+        may_join
             && self.fits(&joined_nodes)
             && read.all(|(n, v)| !is_inside(v) || self.reads_rows(v) && fits_rank(n, v))
             && waits(&unit.nodes) == waits(&selection.nodes)
@@ -206,7 +202,7 @@ impl Selection<'_> {
     /// long.
     fn is_needed_through_others(
         &self,
-        units: &[DispatchUnit],
+        units: &[Unit],
         unit_of: &UnitIndex,
         nodes: &[NodeId],
         inside: [usize; 2],

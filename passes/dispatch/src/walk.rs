@@ -1,12 +1,13 @@
 //! A walk over a program, with the units so far, some of which are open.
 //!
-//! Open units are found through indices, not by a search of all of them: by their form, from the youngest
+//! Open units are found through indices, not by a search of all of them: by their kind, from the youngest
 //! on, and by an operand and the last collective for which they wait. A step of the walk takes time
 //! logarithmic in the number of open units.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use symmc_ir::entity::Entity;
 use symmc_ir::{DispatchForm, EntityMap, NodeId, ValueId};
 
 use crate::facts::DispatchFacts;
@@ -19,12 +20,57 @@ pub struct DispatchUnit {
     pub nodes: Vec<NodeId>,
 }
 
+/// A [`DispatchUnit`] to which nodes may still be added.
+#[derive(Clone, Debug)]
+pub struct Unit {
+    /// How it grows; `None` for a single node that stays alone.
+    pub kind: Option<UnitKind>,
+    pub nodes: Vec<NodeId>,
+}
+
+/// How a unit grows. Loops grow in four ways, by what they reduce.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum UnitKind {
+    /// A loop without reductions.
+    Map,
+    /// A map and the norm of the rows of one of its values. It is complete.
+    Norm,
+    /// A loop with reductions of the last axis.
+    Rows,
+    /// A loop with the reduction of the axis before the last.
+    Columns,
+    Product,
+    Batch,
+    Reduction,
+    Gather,
+    Selection,
+    Rotary,
+    Scatter,
+    Collectives,
+}
+
+impl UnitKind {
+    pub fn form(self) -> DispatchForm {
+        match self {
+            UnitKind::Map | UnitKind::Norm | UnitKind::Rows | UnitKind::Columns => DispatchForm::Loop,
+            UnitKind::Product => DispatchForm::Product,
+            UnitKind::Batch => DispatchForm::Batch,
+            UnitKind::Reduction => DispatchForm::Reduction,
+            UnitKind::Gather => DispatchForm::Gather,
+            UnitKind::Selection => DispatchForm::Selection,
+            UnitKind::Rotary => DispatchForm::Rotary,
+            UnitKind::Scatter => DispatchForm::Scatter,
+            UnitKind::Collectives => DispatchForm::Collectives,
+        }
+    }
+}
+
 /// The units of a program so far, with indices of the open ones.
 pub struct DispatchWalk<'a> {
     pub facts: &'a DispatchFacts<'a>,
-    pub units: Vec<DispatchUnit>,
-    /// The open units of each form.
-    open: BTreeMap<DispatchForm, BTreeSet<usize>>,
+    pub units: Vec<Unit>,
+    /// The open units of each kind.
+    open: BTreeMap<UnitKind, BTreeSet<usize>>,
     /// For each unit, the last collective that it is or depends on.
     waits: Vec<Option<NodeId>>,
     /// The open units that read a value and wait for a collective.
@@ -37,13 +83,13 @@ pub struct DispatchWalk<'a> {
 pub enum UnitAssignment {
     /// It joins this unit, after these views.
     Joins(usize, Vec<NodeId>),
-    /// It begins a unit that may grow to this form.
-    Begins(DispatchForm),
-    /// It joins this unit, which is then complete and has this form.
-    Ends(usize, DispatchForm),
-    /// It joins the first of these units, which takes in the others and then has this form. It begins a new
+    /// It begins a unit that may grow to this kind.
+    Begins(UnitKind),
+    /// It joins this unit, which is then complete and has this kind.
+    Ends(usize, UnitKind),
+    /// It joins the first of these units, which takes in the others and then has this kind. It begins a new
     /// unit if there are none.
-    Merges(Vec<usize>, DispatchForm),
+    Merges(Vec<usize>, UnitKind),
 }
 
 impl<'a> DispatchWalk<'a> {
@@ -76,15 +122,15 @@ impl<'a> DispatchWalk<'a> {
                 self.grow(unit, views.into_iter().chain([id]).collect());
                 unit
             }
-            Some(UnitAssignment::Ends(unit, form)) => {
+            Some(UnitAssignment::Ends(unit, kind)) => {
                 self.close(unit);
-                self.units[unit].form = Some(form);
+                self.units[unit].kind = Some(kind);
                 self.units[unit].nodes.push(id);
                 unit
             }
-            Some(UnitAssignment::Merges(units, form)) if !units.is_empty() => self.merge(id, &units, form),
-            Some(UnitAssignment::Begins(form) | UnitAssignment::Merges(_, form)) => {
-                self.begin(id, Some(form))
+            Some(UnitAssignment::Merges(units, kind)) if !units.is_empty() => self.merge(id, &units, kind),
+            Some(UnitAssignment::Begins(kind) | UnitAssignment::Merges(_, kind)) => {
+                self.begin(id, Some(kind))
             }
             None => self.begin(id, None),
         };
@@ -97,19 +143,19 @@ impl<'a> DispatchWalk<'a> {
         }
     }
 
-    /// Adds a unit of one node, which may grow if it has a form.
-    fn begin(&mut self, id: NodeId, form: Option<DispatchForm>) -> usize {
+    /// Adds a unit of one node, which may grow if it has a kind.
+    fn begin(&mut self, id: NodeId, kind: Option<UnitKind>) -> usize {
         let unit = self.units.len();
-        self.units.push(DispatchUnit { form, nodes: Vec::new() });
+        self.units.push(Unit { kind, nodes: Vec::new() });
         self.waits.push(None);
-        if let Some(form) = form {
-            self.open.entry(form).or_default().insert(unit);
+        if let Some(kind) = kind {
+            self.open.entry(kind).or_default().insert(unit);
         }
         self.grow(unit, vec![id]);
         unit
     }
 
-    fn merge(&mut self, id: NodeId, units: &[usize], form: DispatchForm) -> usize {
+    fn merge(&mut self, id: NodeId, units: &[usize], kind: UnitKind) -> usize {
         let target = units[0];
         let mut added = vec![id];
         for &from in &units[1..] {
@@ -118,9 +164,9 @@ impl<'a> DispatchWalk<'a> {
             moved.iter().for_each(|&n| self.unit_of[n] = Some(target));
             added.extend(moved);
         }
-        let before = self.units[target].form.replace(form);
-        if before.and_then(|form| self.open.get_mut(&form)).is_some_and(|open| open.remove(&target)) {
-            self.open.entry(form).or_default().insert(target);
+        let before = self.units[target].kind.replace(kind);
+        if before.and_then(|kind| self.open.get_mut(&kind)).is_some_and(|open| open.remove(&target)) {
+            self.open.entry(kind).or_default().insert(target);
         }
         self.grow(target, added);
         target
@@ -146,7 +192,7 @@ impl<'a> DispatchWalk<'a> {
     }
 
     fn close(&mut self, unit: usize) {
-        let open = self.units[unit].form.and_then(|form| self.open.get_mut(&form));
+        let open = self.units[unit].kind.and_then(|kind| self.open.get_mut(&kind));
         if open.is_some_and(|open| open.remove(&unit)) {
             self.unindex_unit(unit);
         }
@@ -174,23 +220,23 @@ impl<'a> DispatchWalk<'a> {
         sources.filter_map(|n| self.unit_of[n]).collect()
     }
 
-    /// The open units of a form among the last `reach`, youngest first.
-    pub fn open_within(&self, form: DispatchForm, reach: usize) -> impl Iterator<Item = usize> + '_ {
+    /// The open units of a kind among the last `reach`, youngest first.
+    pub fn open_within(&self, kind: UnitKind, reach: usize) -> impl Iterator<Item = usize> + '_ {
         let oldest = self.units.len().saturating_sub(reach);
-        self.open.get(&form).into_iter().flat_map(move |open| open.range(oldest..).rev().copied())
+        self.open.get(&kind).into_iter().flat_map(move |open| open.range(oldest..).rev().copied())
     }
 
-    /// Filters these units to the open ones of a form, youngest first.
-    pub fn open_among(&self, mut units: Vec<usize>, form: DispatchForm) -> Vec<usize> {
-        units.retain(|unit| self.open.get(&form).is_some_and(|open| open.contains(unit)));
+    /// Filters these units to the open ones of a kind, youngest first.
+    pub fn open_among(&self, mut units: Vec<usize>, kind: UnitKind) -> Vec<usize> {
+        units.retain(|unit| self.open.get(&kind).is_some_and(|open| open.contains(unit)));
         units.sort_unstable_by(|a, b| b.cmp(a));
         units.dedup();
         units
     }
 
-    /// The open units of a form that wait for the same collectives as a node and share an operand with it,
+    /// The open units of a kind that wait for the same collectives as a node and share an operand with it,
     /// youngest first.
-    pub fn units_sharing_operand(&self, form: DispatchForm, id: NodeId) -> impl Iterator<Item = usize> + '_ {
+    pub fn units_sharing_operand(&self, kind: UnitKind, id: NodeId) -> impl Iterator<Item = usize> + '_ {
         let waits = self.facts.last_collectives[id];
         let operands = self.facts.node(id).inputs.iter();
         let mut sources: Vec<_> = operands
@@ -202,22 +248,22 @@ impl<'a> DispatchWalk<'a> {
             sources.iter_mut().for_each(|s| while s.next_if_eq(&youngest).is_some() {});
             Some(youngest)
         });
-        units.filter(move |&u| self.units[u].form == Some(form))
+        units.filter(move |&u| self.units[u].kind == Some(kind))
     }
 
-    /// The unit of the last node, if the unit is open, has this form, and waits for the same collectives as
+    /// The unit of the last node, if the unit is open, has this kind, and waits for the same collectives as
     /// `id`.
-    pub fn last_unit(&self, form: DispatchForm, id: NodeId) -> Option<usize> {
+    pub fn last_unit(&self, kind: UnitKind, id: NodeId) -> Option<usize> {
         let unit = self.unit_of[self.last?]?;
         let is_last = self.last.as_ref() == self.units[unit].nodes.last();
         let fits = is_last
-            && self.units[unit].form == Some(form)
+            && self.units[unit].kind == Some(kind)
             && self.waits[unit] == self.facts.last_collectives[id];
         (fits && self.is_open(unit)).then_some(unit)
     }
 
     pub fn is_open(&self, unit: usize) -> bool {
-        let open = self.units[unit].form.and_then(|form| self.open.get(&form));
+        let open = self.units[unit].kind.and_then(|kind| self.open.get(&kind));
         open.is_some_and(|open| open.contains(&unit))
     }
 
@@ -235,10 +281,10 @@ impl<'a> DispatchWalk<'a> {
         })
     }
 
-    /// The open unit of a form that computes the value's base.
-    pub fn open_producer(&self, value: ValueId, form: DispatchForm) -> Option<usize> {
+    /// The open unit of a kind that computes the value's base.
+    pub fn open_producer(&self, value: ValueId, kind: UnitKind) -> Option<usize> {
         let unit = self.facts.defining_node(value).and_then(|n| self.unit_of[n])?;
-        self.open.get(&form).is_some_and(|open| open.contains(&unit)).then_some(unit)
+        self.open.get(&kind).is_some_and(|open| open.contains(&unit)).then_some(unit)
     }
 
     /// Whether a value is available before a node begins.
@@ -247,5 +293,34 @@ impl<'a> DispatchWalk<'a> {
             // A unit runs in place of its last node.
             self.unit_of[n].and_then(|u| self.units[u].nodes.last()).is_some_and(|&last| last < node)
         })
+    }
+}
+
+/// For each node, the number of its unit.
+pub struct UnitIndex(Vec<usize>);
+
+impl UnitIndex {
+    pub fn new(facts: &DispatchFacts<'_>, units: &[Unit]) -> UnitIndex {
+        let mut out = UnitIndex(vec![usize::MAX; facts.graph.nodes.len()]);
+        units.iter().enumerate().for_each(|(u, unit)| out.assign(&unit.nodes, u));
+        out
+    }
+
+    /// `None` if the node is a view in no unit.
+    pub fn of(&self, node: NodeId) -> Option<usize> {
+        self.0.get(node.index()).copied().filter(|&u| u != usize::MAX)
+    }
+
+    pub fn assign(&mut self, nodes: &[NodeId], unit: usize) {
+        nodes.iter().for_each(|n| self.0[n.index()] = unit);
+    }
+
+    /// Moves the nodes of a unit into another one, which then has this kind.
+    pub fn join(&mut self, units: &mut [Unit], from: usize, to: usize, kind: UnitKind) {
+        let moved = std::mem::take(&mut units[from].nodes);
+        self.assign(&moved, to);
+        units[to].nodes.extend(moved);
+        units[to].nodes.sort_unstable();
+        units[to].kind = Some(kind);
     }
 }

@@ -17,7 +17,7 @@
 
 use std::collections::HashSet;
 
-use symmc_ir::{CollectiveKind, Contract, Dim, DispatchForm, Graph, Node, NodeId, Op, TensorType, ValueId};
+use symmc_ir::{CollectiveKind, Contract, Dim, Dispatch, Graph, Node, NodeId, Op, TensorType, ValueId};
 
 use super::context::{CheckContext, covers_base};
 use super::location::{SymbolicRange, ValueLocation, are_disjoint};
@@ -39,8 +39,8 @@ pub struct OperandRead {
     pub node: NodeId,
     /// The index among the operands of the node.
     pub operand: usize,
-    /// The form of the dispatch, if the step is a dispatch.
-    pub form: Option<DispatchForm>,
+    /// The step, if it is a dispatch.
+    pub dispatch: Option<Dispatch>,
 }
 
 /// The effect of a result of a step on an operand of the step whose base it overlaps.
@@ -52,7 +52,7 @@ pub fn overlay(
     in_place: &InPlaceConcat,
 ) -> OverlayEffect {
     let graph = &ctx.program.graph;
-    let OperandRead { node, operand, form } = reading;
+    let OperandRead { node, operand, dispatch } = reading;
     let node = &graph.nodes[node];
     let x = node.inputs[operand];
     let layout = &ctx.program.layouts[x];
@@ -71,11 +71,12 @@ pub fn overlay(
         OverlayEffect::Illegal
     } else if matches!(node.op, Op::Concat { .. }) {
         let is_in_place = in_place.contains(x, layout.base) && read.has_same_rank(written);
-        if form.is_none() && is_in_place { OverlayEffect::Keeps } else { OverlayEffect::Illegal }
+        if dispatch.is_none() && is_in_place { OverlayEffect::Keeps } else { OverlayEffect::Illegal }
     } else if !same_start {
         OverlayEffect::Illegal
-    } else if let Some(form) = form {
-        let is_allowed = form_allows_overlay(form, reading, graph, result) && same_elements(read, written);
+    } else if let Some(dispatch) = dispatch {
+        let is_allowed =
+            dispatch_allows_overlay(dispatch, reading, graph, result) && same_elements(read, written);
         if is_allowed { OverlayEffect::Replaces } else { OverlayEffect::Illegal }
     } else {
         match &node.op {
@@ -128,9 +129,9 @@ fn same_elements(x: PlacedValue<'_>, r: PlacedValue<'_>) -> bool {
     x.ty.shape == r.ty.shape && x.ty.dtype.size() == r.ty.dtype.size() && x.has_same_rank(r)
 }
 
-/// Whether the contract of a form lets a result of the dispatch lie on an operand of one of its nodes.
-fn form_allows_overlay(form: DispatchForm, reading: OperandRead, graph: &Graph, result: ValueId) -> bool {
-    let overwriting = form.overwrite_rule(&graph.nodes[reading.node].op, reading.operand);
+/// Whether the contract of a dispatch lets a result of the dispatch lie on an operand of one of its nodes.
+fn dispatch_allows_overlay(dispatch: Dispatch, reading: OperandRead, graph: &Graph, result: ValueId) -> bool {
+    let overwriting = dispatch.overwrite_rule(graph, reading.node, reading.operand);
     graph.defining_node(result).is_some_and(|writer| overwriting.allows(reading.node, writer))
 }
 

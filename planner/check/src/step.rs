@@ -277,8 +277,8 @@ fn check_shared_bytes(
             if !ctx.share_bytes(base, r) {
                 continue;
             }
-            let form = run.dispatch.map(|d| d.form);
-            match overlay(ctx, OperandRead { node, operand: k, form }, r, contract, &in_place) {
+            let reading = OperandRead { node, operand: k, dispatch: run.dispatch };
+            match overlay(ctx, reading, r, contract, &in_place) {
                 OverlayEffect::Replaces => {}
                 OverlayEffect::Keeps if covers_base(ctx.program, x) => drop(out.keeps.insert(base)),
                 OverlayEffect::Keeps => {}

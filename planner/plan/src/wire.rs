@@ -59,7 +59,7 @@ pub use entries::{
 pub use symmc_ir::collective::ExitBarrier;
 
 /// The version of the artifact that this crate reads and writes.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The alignment of buffers and fixed memory, in bytes.
 pub const ALIGN: u64 = 64;

@@ -92,16 +92,16 @@ fn norms_of_few_long_rows_get_a_separate_kernel() {
 #[test]
 fn many_tokens_keep_what_pays() {
     let plan = planned(&layer("1..=4096", "ll"));
-    assert_eq!(dispatches(&plan), ["reduction: r y ny", "map: s m", "reduction: rd z nz"]);
+    assert_eq!(dispatches(&plan), ["reduction: r y ny", "loop: s m", "reduction: rd z nz"]);
     // From 32 MiB on, stores alone are used, which compute no norm.
     let plan = planned(&layer("4096..=8192", "two_shot"));
-    assert_eq!(dispatches(&plan), ["reduction: r y", "map: s m", "reduction: rd z"]);
+    assert_eq!(dispatches(&plan), ["reduction: r y", "loop: s m", "reduction: rd z"]);
     assert!(plan.buckets[0].places.contains_key("r"), "peers write the reduction");
     // Smaller sizes of the bucket use a separate kernel for the addition.
     let plan = planned(&layer("1..=8192", "two_shot"));
-    assert_eq!(dispatches(&plan), ["reduction: r y", "map: s m", "reduction: rd z"]);
+    assert_eq!(dispatches(&plan), ["reduction: r y", "loop: s m", "reduction: rd z"]);
     let plan = planned(&layer("1..=2048", "two_shot"));
-    assert_eq!(dispatches(&plan), ["norm: y ny", "map: s m", "norm: z nz"]);
+    assert_eq!(dispatches(&plan), ["loop: y ny", "loop: s m", "loop: z nz"]);
     assert!(plan.buckets[0].places.contains_key("y") && !plan.buckets[0].places.contains_key("z"));
 }
 
@@ -118,17 +118,17 @@ fn residual(norm: &str, row: u32) -> String {
 #[test]
 fn norm_is_fused_with_the_rows_it_reads() {
     let norm = "layer_norm %y, %w, %n axes=1 eps=1.0e-5";
-    assert_eq!(dispatches(&planned(&residual(norm, 4096))), ["norm: s y ny"]);
+    assert_eq!(dispatches(&planned(&residual(norm, 4096))), ["loop: s y ny"]);
     // An RMS norm takes the computation of its weight and the steps after it as well.
     let rms = "rms_norm %y, %w axes=1 eps=1.0e-5 round_first=false";
-    assert_eq!(dispatches(&planned(&residual(rms, 4096))), ["rows: w s y ny e"]);
+    assert_eq!(dispatches(&planned(&residual(rms, 4096))), ["loop: w s y ny e"]);
     // An RMS norm without such steps.
     let norm_only = residual(&rms.replace("%w", "%n"), 4096)
         .replace("%e: bf16[t, 4096] = neg %ny\n", "")
         .replace("return %e", "return %ny");
-    assert_eq!(dispatches(&planned(&norm_only)), ["norm: s y ny"]);
+    assert_eq!(dispatches(&planned(&norm_only)), ["loop: s y ny"]);
     // Rows that are not kept in registers, a norm of an operand, and a norm of a result.
-    let maps = |program: String| assert_eq!(dispatches(&planned(&program)), ["map: s y"]);
+    let maps = |program: String| assert_eq!(dispatches(&planned(&program)), ["loop: s y"]);
     maps(residual(norm, 32768));
     maps(residual(&norm.replace("%y", "%x"), 4096));
     maps(
@@ -156,13 +156,14 @@ fn edited_norm_dispatches_are_rejected() {
         plan.programs[0] = plan.programs[0].replacen(from, to, 1);
         broken(&plan)
     };
-    // Narrower, wider, of another form, and of results of other nodes.
+    // Narrower, wider, and of another form.
     let after = "%e: bf16[t, 4096] = neg %ny\n";
     let invalid = BTreeSet::from(["Invalid".to_string()]);
-    assert_eq!(edit(&format!("{norm}}}\n"), &format!("}}\n{norm}")), invalid);
-    assert_eq!(edit(&format!("{norm}}}\n{after}"), &format!("{norm}{after}}}\n")), invalid);
-    assert_eq!(edit("dispatch norm {", "dispatch map {"), invalid);
-    assert_eq!(edit("layer_norm %y, %w", "layer_norm %x, %w"), invalid);
+    let missing = edit(&format!("{norm}}}\n"), &format!("}}\n{norm}"));
+    assert_eq!(missing, BTreeSet::from(["StepMissing".to_string()]));
+    let wider = edit(&format!("{norm}}}\n{after}"), &format!("{norm}{after}}}\n"));
+    assert_eq!(wider, ["PlaceUnknown", "StepUnknown"].map(String::from).into());
+    assert_eq!(edit("dispatch loop {", "dispatch product {"), invalid);
 }
 
 /// Queries, keys and values of `tokens` tokens, with `views` between the queries and their rotary embedding.
@@ -353,7 +354,7 @@ fn two_fused_products_pay_off_where_one_does_not() {
     let two_products = planned(&program("%b: bf16[t, 3584] = matmul %x, %ut\n"));
     assert_eq!(dispatches(&two_products), ["product: a s b m"]);
     let one_product = planned(&program("%b: bf16[t, 3584] = neg %z\n"));
-    assert_eq!(dispatches(&one_product), ["map: s b m"]);
+    assert_eq!(dispatches(&one_product), ["loop: s b m"]);
 }
 
 /// An all-gather along the last axis, and its reader.
@@ -466,7 +467,7 @@ fn edited_product_dispatches_are_rejected() {
     wide.programs[0] = wide.programs[0].replacen(down, &format!("{down}}}\n"), 1);
     assert_eq!(broken(&wide), BTreeSet::from(["Invalid".to_string()]));
     // Another form.
-    let map_form = edit_layer("dispatch product {", "dispatch map {");
+    let map_form = edit_layer("dispatch product {", "dispatch loop {");
     assert_eq!(broken(&map_form), BTreeSet::from(["Invalid".to_string()]));
 }
 

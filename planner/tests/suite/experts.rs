@@ -48,7 +48,7 @@ fn groups_of_experts_are_chosen_in_the_same_step() {
 #[test]
 fn selections_outside_the_limits_are_not_fused() {
     // Rows that are too long, selections over other axes, and integers that may be divided by zero.
-    assert_eq!(forms(&CHOICE.replace("64]", "4096]")), ["rows: z w y"]);
+    assert_eq!(forms(&CHOICE.replace("64]", "4096]")), ["loop: z w y"]);
     let over_rows = "arg %x: f32[8, 64]\n%s: f32[8, 64] = exp %x\n%v: f32[2, 64], %i: i64[2, 64] = topk %s axis=0 largest=true\n\
         return %v\nreturn %i\n";
     assert_eq!(forms(over_rows), [""; 0]);
@@ -70,7 +70,7 @@ fn intermediate_steps_split_a_selection() {
 #[test]
 fn a_weighted_sum_of_rows_is_one_step() {
     let plan = planned(&program(SUM));
-    assert_eq!(dispatches(&plan), ["fold: r c m s y"]);
+    assert_eq!(dispatches(&plan), ["loop: r c m s y"]);
     for inner in ["r", "c", "m", "s"] {
         assert!(!plan.buckets[0].places.contains_key(inner), "%{inner} has memory");
     }
@@ -79,21 +79,21 @@ fn a_weighted_sum_of_rows_is_one_step() {
 #[test]
 fn shared_rows_and_long_sums_are_not_fused() {
     let returned = SUM.replace("return %y", "return %y\nreturn %r");
-    assert_eq!(forms(&returned), ["fold: c m s y"]);
+    assert_eq!(forms(&returned), ["loop: c m s y"]);
     let long = SUM.replace("t, 8", "t, 100");
-    assert_eq!(forms(&long), ["map: r c m"]);
+    assert_eq!(forms(&long), ["loop: r c m"]);
     let over_last_axis =
         SUM.replace("f32[t, 512] = reduce %m op=sum axes=[1]", "f32[t, 8] = reduce %m op=sum axes=[2]");
-    assert_eq!(forms(&over_last_axis.replace("bf16[t, 512] = cast", "bf16[t, 8] = cast")), ["map: r c m"]);
+    assert_eq!(forms(&over_last_axis.replace("bf16[t, 512] = cast", "bf16[t, 8] = cast")), ["loop: r c m"]);
 }
 
 #[test]
 fn gathered_rows_join_the_map_that_reads_them() {
     let body = "arg %x: f32[t, 64]\nparam %b: f32[32, 64]\narg %i: i64[t]\n%r: f32[t, 64] = take %b, %i axis=0\n\
         %a: f32[t, 64] = add %x, %r\n%y: f32[t, 64] = exp %a\nreturn %y\n";
-    assert_eq!(forms(body), ["map: r a y"]);
+    assert_eq!(forms(body), ["loop: r a y"]);
     let columns = body.replace("param %b: f32[32, 64]", "param %b: f32[t, 32]").replace("axis=0", "axis=1");
-    assert_eq!(forms(&columns.replace("arg %i: i64[t]", "arg %i: i64[64]")), ["map: a y"]);
+    assert_eq!(forms(&columns.replace("arg %i: i64[t]", "arg %i: i64[64]")), ["loop: a y"]);
 }
 
 #[test]
@@ -110,19 +110,19 @@ fn other_nodes_are_no_part_of_these_forms() {
         let graph = text::parse(program).unwrap_or_else(|e| panic!("{e}\n{program}"));
         verify::verify(&graph).is_ok()
     };
-    let fold = inside("fold", SUM);
+    let fold = inside("loop", SUM);
     let selection = inside("selection", CHOICE);
     assert!(is_valid(&fold) && is_valid(&selection));
-    // A sum over another axis, a row that is returned, and two sums.
+    // A sum over another axis, a row that is returned, and two sums over different axes.
     assert!(!is_valid(
         &fold
             .replace("f32[t, 512] = reduce %m op=sum axes=[1]", "f32[8, 512] = reduce %m op=sum axes=[0]")
             .replace("bf16[t, 512] = cast", "bf16[8, 512] = cast")
     ));
     assert!(!is_valid(&format!("{fold}return %r\n")));
-    assert!(!is_valid(
-        &fold.replace("}\n", "%s2: f32[t, 512] = reduce %m op=max axes=[1] keep=false\n}\nreturn %s2\n")
-    ));
+    let two_sums = |second: &str| fold.replace("}\n", &format!("{second}\n}}\nreturn %s2\n"));
+    assert!(is_valid(&two_sums("%s2: f32[t, 512] = reduce %m op=max axes=[1] keep=false")));
+    assert!(!is_valid(&two_sums("%s2: f32[t, 8, 1] = reduce %m op=max axes=[2] keep=true")));
     // No selection, and a row whose extent is no constant.
     assert!(!is_valid(&inside("selection", "arg %x: f32[t, 8]\n%y: f32[t, 8] = exp %x\nreturn %y\n")));
     assert!(!is_valid(&selection.replace("}\n", "%n: f32[t, t] = full value=0.0\n}\nreturn %n\n")));

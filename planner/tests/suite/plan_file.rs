@@ -20,7 +20,7 @@ fn other_versions_are_refused() {
     let text = planned(1).to_json().replacen("\"version\": 2", "\"version\": 3, \"news\": []", 1);
     assert_eq!(Plan::from_json(&text), Err(PlanReadError::Version { found: 3 }));
     let message = PlanReadError::Version { found: 1 }.to_string();
-    assert_eq!(message, "the plan has version 1; this program reads version 2");
+    assert_eq!(message, "the plan has version 1; this program reads version 3");
 }
 
 #[test]

@@ -19,14 +19,14 @@ const BACKWARD: &str = "program \"backward\" ranks 1\narg %g: bf16[2048, 1024]\n
 #[test]
 fn the_gradient_of_a_weight_divides_no_rows() {
     let plan = planned(BACKWARD);
-    assert_eq!(dispatches(&plan), ["rows: c wc gn gw a b s v z q k y"]);
+    assert_eq!(dispatches(&plan), ["loop: c wc gn gw a b s v z q k y"]);
     let steps: Vec<&str> = plan.buckets[0].steps.iter().map(|s| s.node.as_str()).collect();
     assert_eq!(steps.len(), 3, "{steps:?}");
     // A reduction over rows divides the dispatch if the rest of the row needs it.
     let needed = BACKWARD
         .replace("mul %v, %x", "mul %v, %shift")
         .replace("%a: f32", "%shift: f32[1, 1024] = abs %dw\n%a: f32");
-    assert_eq!(dispatches(&planned(&needed)), ["rows: c wc gn gw a b s v", "map: shift z q k y"]);
+    assert_eq!(dispatches(&planned(&needed)), ["loop: c wc gn gw a b s v", "loop: shift z q k y"]);
 }
 
 /// A step of AdamW in PyTorch's `foreach` form: one statement for all tensors, then the next.
@@ -79,7 +79,7 @@ fn is_in_place(plan: &Plan, pairs: &[(&str, &str)]) -> bool {
 #[test]
 fn optimizer_step_is_one_in_place_map_per_parameter() {
     let plan = planned(&adamw(&["4096, 512"]));
-    assert_eq!(dispatches(&plan), ["map: d0 s0 l0 nm0 e0 q0 t0 nv0 r0 u0 w0 x0 y0 np0"]);
+    assert_eq!(dispatches(&plan), ["loop: d0 s0 l0 nm0 e0 q0 t0 nv0 r0 u0 w0 x0 y0 np0"]);
     assert!(is_in_place(&plan, &[("p0", "np0"), ("m0", "nm0"), ("v0", "nv0")]));
     // Parameters of other shapes between them, and two of one shape.
     let plan = planned(&adamw(&["4096, 512", "512", "64, 64", "4096, 512"]));
@@ -99,7 +99,7 @@ fn momentum_and_sums_of_gradients_are_in_place() {
         %f: f32[64, 512] = mul %m, 0.9\n%nm: f32[64, 512] = add %f, %e\n%u: f32[64, 512] = mul %nm, -0.1\n\
         %np: f32[64, 512] = add %p, %u\nmutate %p = %np\nmutate %m = %nm\n";
     let plan = planned(sgd);
-    assert_eq!(dispatches(&plan), ["map: c d e f nm u np"]);
+    assert_eq!(dispatches(&plan), ["loop: c d e f nm u np"]);
     assert!(is_in_place(&plan, &[("p", "np"), ("m", "nm")]));
     let sum = "program \"sum\" ranks 1\narg %x: bf16[512, 64]\narg %y: bf16[512, 128]\narg %a: f32[64, 128]\n\
         %t: bf16[64, 512] = permute %x perm=[1, 0]\n%g: bf16[64, 128] = matmul %t, %y\n%c: f32[64, 128] = cast %g\n\
@@ -137,9 +137,9 @@ fn merged_maps_delay_nothing_that_waits_for_no_collective() {
              %b: bf16[512, 256] = neg %g\n%c: bf16[512, 256] = mul %a, %b\n{also}return %c\n"
         )
     };
-    assert_eq!(dispatches(&planned(&program(""))), ["map: a b c"]);
+    assert_eq!(dispatches(&planned(&program(""))), ["loop: a b c"]);
     let product = "%m: bf16[512, 256] = matmul %a, %w\nreturn %m\n";
-    assert_eq!(dispatches(&planned(&program(product))), ["map: b c"]);
+    assert_eq!(dispatches(&planned(&program(product))), ["loop: b c"]);
 }
 
 /// The gradient of a gated product: three maps of one shape with products between them.
@@ -154,19 +154,19 @@ const GATED: &str = "program \"gated\" ranks 2\ngroup @g world\narg %g: bf16[204
 
 #[test]
 fn the_gradient_of_a_gated_product_is_one_map() {
-    assert_eq!(dispatches(&planned(GATED)), ["map: s h du ds e dg"]);
+    assert_eq!(dispatches(&planned(GATED)), ["loop: s h du ds e dg"]);
     // A product that reads the first map and is read by the last map keeps the two separate.
     let chained = GATED.replace(
         "%ds: bf16[2048, 512] = mul %dh, %u",
         "%dx2: bf16[2048, 512] = matmul %dx, %wd\n%ds: bf16[2048, 512] = mul %dx2, %u",
     );
-    assert_eq!(dispatches(&planned(&chained)), ["map: s h du", "map: ds e dg"]);
+    assert_eq!(dispatches(&planned(&chained)), ["loop: s h du", "loop: ds e dg"]);
     // The operand of a collective waits for nothing else.
     let communicated = GATED.replace(
         "return %dg\n",
         "%r: bf16[2048, 512] = all_reduce %dg op=sum group=@g via=one_shot\nreturn %r\n",
     );
-    assert_eq!(dispatches(&planned(&communicated)), ["map: ds e dg", "map: s h du"]);
+    assert_eq!(dispatches(&planned(&communicated)), ["loop: ds e dg", "loop: s h du"]);
 }
 
 /// A map that waits for a gather of a parameter is merged with one that does not, if a product before both runs
@@ -176,12 +176,12 @@ fn maps_merge_across_gathers_that_overlap_a_product() {
     let gathered = GATED
         .replace("param %wd: bf16[256, 512]", "param %shard: bf16[128, 512]")
         .replace("%dh: bf16", "%wd: bf16[256, 512] = all_gather %shard group=@g via=pull\n%dh: bf16");
-    assert_eq!(dispatches(&planned(&gathered)), ["map: s h", "map: du ds e dg"]);
+    assert_eq!(dispatches(&planned(&gathered)), ["loop: s h", "loop: du ds e dg"]);
     let behind = gathered
         .replace("arg %dy: bf16[2048, 256]", "arg %dz: bf16[2048, 256]\nparam %wz: bf16[256, 256]")
         .replace(
             "%s: bf16[2048, 512] = silu",
             "%dy: bf16[2048, 256] = matmul %dz, %wz\n%s: bf16[2048, 512] = silu",
         );
-    assert_eq!(dispatches(&planned(&behind)), ["map: s h du ds e dg"]);
+    assert_eq!(dispatches(&planned(&behind)), ["loop: s h du ds e dg"]);
 }

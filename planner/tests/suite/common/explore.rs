@@ -580,7 +580,6 @@ impl ExploredWorld {
                     DispatchForm::Batch
                     | DispatchForm::Gather
                     | DispatchForm::Collectives
-                    | DispatchForm::Fold
                     | DispatchForm::Selection,
                     _,
                 ) => false,
@@ -588,8 +587,10 @@ impl ExploredWorld {
                 (_, Op::Collective(c)) => {
                     writer >= id && c.variant.and_then(|v| v.contract(&c.kind)).is_some_and(|c| c.in_place)
                 }
-                (DispatchForm::Rows, Op::Reduce { .. }) => writer >= id,
-                (DispatchForm::Rows, Op::RmsNorm { .. }) => k == 0 && writer >= id,
+                (DispatchForm::Loop, _) if reduces_outer_axis(stage.graph, dispatch) => false,
+                (DispatchForm::Loop, Op::Reduce { .. } | Op::RmsNorm { .. } | Op::LayerNorm { .. }) => {
+                    k == 0 && writer >= id
+                }
                 (_, op) => writer >= id && op.is_element_wise(),
             };
             return reads_there && same_element && stage.eval(&tx.numel()) == stage.eval(&tr.numel());
@@ -819,4 +820,12 @@ impl ContentTags<'_> {
         let first = ((run * 64 + rank as u64) * 4096 + id as u64) * (1 << 20) + 1;
         (first..first + len).collect()
     }
+}
+
+/// Whether a dispatch has a reduction that leaves the last axis as it is.
+fn reduces_outer_axis(graph: &Graph, dispatch: Dispatch) -> bool {
+    dispatch.nodes().map(|n| &graph.nodes[n]).any(|node| match &node.op {
+        Op::Reduce { axes, .. } => !axes.contains(&(graph.ty(node.inputs[0]).rank() - 1)),
+        _ => false,
+    })
 }

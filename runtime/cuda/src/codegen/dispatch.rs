@@ -11,8 +11,7 @@ use symmc_runtime::exec::{LocatedTensor, MemorySpace, ResolvedDispatch, StepWork
 use crate::codegen::collective::{fused_tail, lower_several, rows};
 use crate::codegen::command::Commands;
 use crate::codegen::compute::{
-    BoundOperation, KernelLowering, batch, fold, fused_map, fused_norm, products, rotary, row_reductions,
-    scatter, selection,
+    BoundOperation, KernelLowering, batch, loops, products, rotary, scatter, selection,
 };
 use crate::codegen::lowering_context::LoweringContext;
 use crate::error::CudaError;
@@ -29,12 +28,9 @@ pub fn lower(
     });
     let steps: SmallVec<[BoundOperation<'_>; 8]> = steps.collect();
     let work = match dispatch.form {
-        DispatchForm::Map => fused_map::lower(&steps, l)?,
+        DispatchForm::Loop => loops::lower(&steps, l)?,
         DispatchForm::Product => products::lower(&steps, l)?,
         DispatchForm::Batch => batch::lower(&steps, &|value| rank_invariant_memory(value, setting), l)?,
-        DispatchForm::Norm => fused_norm::lower(&steps, l)?,
-        DispatchForm::Rows => row_reductions::lower(&steps, l)?,
-        DispatchForm::Fold => fold::lower(&steps, l)?,
         DispatchForm::Selection => selection::lower(&steps, l)?,
         DispatchForm::Rotary => Some(rotary::lower_together(&steps, l)?),
         DispatchForm::Scatter => Some(scatter::lower_together(&steps, l)?),

@@ -1,6 +1,6 @@
 //! Columns of gate and value that alternate, with a bias for each group of rows, as one kernel.
 
-use symmc_cuda::codegen::compute::{KernelLowering, fused_map, lower};
+use symmc_cuda::codegen::compute::{KernelLowering, loops, lower};
 use symmc_cuda::device::launch::{DevicePtr, KernelLaunch};
 use symmc_ir::{BinaryOp, DType, Op, UnaryOp};
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
@@ -67,8 +67,7 @@ fn parts_that_alternate_are_read_once() {
         let label = format!("{columns} columns of {step} parts");
         let before = count_windows(&l);
         let (together, separate) = (gated(columns, step, 3), gated(columns, step, 9));
-        let joint =
-            kernels(fused_map::lower(&steps(&together), &mut l).expect("it fits").expect("one shape"));
+        let joint = kernels(loops::lower(&steps(&together), &mut l).expect("it fits").expect("one shape"));
         // The product, and the bias.
         assert_eq!(count_windows(&l) - before, windows, "{label}");
         let each: Vec<KernelLaunch> = steps(&separate)

@@ -19,7 +19,7 @@ use symmc_cases::corpus;
 use symmc_cuda::CudaError;
 use symmc_cuda::codegen::command::GpuCommand;
 use symmc_cuda::codegen::compile::compile;
-use symmc_cuda::codegen::compute::fused_map::lower;
+use symmc_cuda::codegen::compute::loops::lower;
 use symmc_cuda::codegen::compute::{
     AttentionBackend, BoundOperation, InputUse, KernelLowering, KernelTarget,
 };

@@ -1,6 +1,6 @@
 //! Element-wise steps and the norm of their rows in one kernel give the bits of separate steps.
 
-use symmc_cuda::codegen::compute::{self, BoundOperation, KernelLowering, fused_norm};
+use symmc_cuda::codegen::compute::{self, BoundOperation, KernelLowering, loops};
 use symmc_cuda::device::launch::DevicePtr;
 use symmc_ir::{BinaryOp, DType, FloatAttribute, Op, UnaryOp};
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
@@ -54,7 +54,7 @@ fn norms_of_narrower_inputs_match_single_steps_bitwise() {
         let single = |step: &BoundOperation<'_>| kernels(compute::lower(step, &mut l).expect("it fits"));
         let (list, fused) = (list(), inside(list()));
         let single: Vec<_> = steps(&list).iter().flat_map(single).collect();
-        let joint = kernels(fused_norm::lower(&steps(&fused), &mut l).expect("it fits").expect("one kernel"));
+        let joint = kernels(loops::lower(&steps(&fused), &mut l).expect("it fits").expect("one kernel"));
         lowered.push((narrow, list, single, joint));
     }
     compiles(&l.source);
@@ -94,7 +94,7 @@ fn fused_residual_norms_match_single_steps_bitwise() {
                 fused[1].results = [sum.clone()];
                 fused[2].operands[0] = sum;
             }
-            let joint = fused_norm::lower(&steps(&fused), &mut l);
+            let joint = loops::lower(&steps(&fused), &mut l);
             let joint = kernels(joint.expect("it fits").expect("one kernel"));
             assert_eq!(joint.len(), 1);
             let single = |step: &BoundOperation<'_>| kernels(compute::lower(step, &mut l).expect("it fits"));

@@ -4,9 +4,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use symmc_cuda::codegen::compute::{
-    self, BoundOperation, KernelLowering, fold, fused_map, row_reductions, selection,
-};
+use symmc_cuda::codegen::compute::{self, BoundOperation, KernelLowering, loops, selection};
 use symmc_cuda::device::launch::{DevicePtr, KernelLaunch};
 use symmc_ir::interp::{self, RunCount, Tolerance};
 use symmc_ir::layout::compute_layouts;
@@ -116,10 +114,8 @@ impl DispatchCase {
         });
         let steps: Vec<BoundOperation<'_>> = operations.collect();
         let lower = match graph.dispatches[0].form {
-            DispatchForm::Map => fused_map::lower,
-            DispatchForm::Fold => fold::lower,
             DispatchForm::Selection => selection::lower,
-            _ => row_reductions::lower,
+            _ => loops::lower,
         };
         let fused = kernels(lower(&steps, l).expect("it fits").expect("one kernel"));
         assert_eq!(fused.len(), 1, "{}", self.name);
@@ -167,7 +163,7 @@ fn check(what: &str, mut cases: Vec<DispatchCase>) {
 /// The results that may be in place of inputs, each with a different one.
 fn overlays(program: &str) -> Vec<(ValueId, ValueId)> {
     let graph = text::parse(program).unwrap_or_else(|e| panic!("{e}"));
-    let (form, users) = (graph.dispatches[0].form, graph.users());
+    let (dispatch, users) = (graph.dispatches[0], graph.users());
     let readers = |input: ValueId| {
         let operands = |&n: &NodeId| {
             let inputs = graph.nodes[n].inputs.iter().enumerate();
@@ -180,7 +176,7 @@ fn overlays(program: &str) -> Vec<(ValueId, ValueId)> {
         let writer = graph.defining_node(result).expect("a node");
         let allows = |input: &ValueId| {
             let mut uses = readers(*input).into_iter();
-            uses.all(|(n, k)| form.overwrite_rule(&graph.nodes[n].op, k).allows(n, writer))
+            uses.all(|(n, k)| dispatch.overwrite_rule(&graph, n, k).allows(n, writer))
                 && size(graph.ty(*input)) == size(graph.ty(result))
                 && graph.ty(*input).shape == graph.ty(result).shape
                 && out.iter().all(|(_, taken)| taken != input)
@@ -234,7 +230,7 @@ struct DrawnValue {
 fn header(whole: &str, per_row: &str, n: i64) -> String {
     format!(
         "program \"random\" ranks 1\narg %i: f32[{whole}]\narg %j: bf16[{whole}]\narg %r: f32[{per_row}]\n\
-         arg %w: bf16[{n}]\narg %one: f32[]\ndispatch rows {{\n"
+         arg %w: bf16[{n}]\narg %one: f32[]\ndispatch loop {{\n"
     )
 }
 

@@ -15,8 +15,8 @@ use super::attention::{
     extra_pointers, layout, log_sum_exp_operand, operand_rows,
 };
 use super::bounds;
-use super::element;
 use super::library_attention::{self, AttentionCandidates, AttentionForm, AttentionTensors};
+use super::loops::element;
 use super::lowering::{KernelLowering, mismatch_error};
 use super::machine::{AttentionBackend, KernelTarget};
 use super::mask_bias;

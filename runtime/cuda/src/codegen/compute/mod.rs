@@ -21,18 +21,14 @@ pub(crate) mod attention_choice;
 mod attention_gradient;
 pub mod batch;
 mod bounds;
-mod element;
-pub mod fold;
-pub mod fused_map;
-pub mod fused_norm;
 pub mod gemm;
 pub mod gemm_search;
 mod grouped;
 mod grouped_tiling;
 pub mod library_attention;
+pub mod loops;
 mod lowering;
 mod machine;
-mod map;
 pub mod mask_bias;
 mod matmul;
 mod movement;
@@ -40,14 +36,12 @@ pub mod products;
 mod radix;
 pub mod rotary;
 mod route;
-pub mod row_reductions;
 mod rows;
 pub mod scatter;
 pub mod selection;
 mod skinny;
 mod sort;
 pub(crate) mod space;
-mod strided_reads;
 mod text;
 mod wgmma;
 
@@ -70,9 +64,9 @@ fn lower_op(op: &Op, x: &[LocatedTensor], r: &[LocatedTensor], l: &mut KernelLow
     arity(op, x.len(), r.len())?;
     match op {
         Op::Full(_) | Op::Iota { .. } | Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } => {
-            element::lower(op, x, &r[0], l)
+            loops::element::lower(op, x, &r[0], l)
         }
-        Op::Select | Op::Cast => element::lower(op, x, &r[0], l),
+        Op::Select | Op::Cast => loops::element::lower(op, x, &r[0], l),
         Op::Reshape | Op::Copy => movement::copy(&x[0], &r[0], l),
         Op::Permute { .. } | Op::Slice { .. } | Op::Expand => Err(no_kernel(op)),
         Op::Concat { axis } => movement::concat(*axis, x, &r[0], l),
@@ -84,7 +78,7 @@ fn lower_op(op: &Op, x: &[LocatedTensor], r: &[LocatedTensor], l: &mut KernelLow
         Op::Reduce { op, axes, .. } => rows::reduce(*op, axes, &x[0], &r[0], l),
         Op::ArgReduce { op, axis, .. } => rows::arg_reduce(*op, *axis, &x[0], &r[0], l),
         Op::CumSum { axis } => rows::cumsum(*axis, &x[0], &r[0], l),
-        Op::Softmax { axis, log } => rows::softmax(*axis, *log, &x[0], &r[0], l),
+        Op::Softmax { axis, .. } => loops::lower_rows(op, &[*axis], x, &r[0], l),
         Op::Attention { scale, cap, bounds, sink, .. } => {
             let scores = attention::ScoreOptions { scale: *scale, cap: *cap, bounds, sink: *sink };
             attention::lower(&scores, x, r, l)
@@ -112,7 +106,11 @@ fn lower_op(op: &Op, x: &[LocatedTensor], r: &[LocatedTensor], l: &mut KernelLow
         }
         Op::TopK { axis, largest } => sort::lower(*axis, *largest, &x[0], r, l),
         Op::Sort { axis, descending } => sort::lower(*axis, *descending, &x[0], r, l),
-        Op::RmsNorm { .. } | Op::LayerNorm { .. } => rows::norm(rows::RowNorm::of(op)?, x, &r[0], l),
+        Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => {
+            let rank = x[0].shape.len();
+            let inner: Vec<usize> = (rank.saturating_sub(*axes)..rank).collect();
+            loops::lower_rows(op, &inner, x, &r[0], l)
+        }
         Op::Route(attributes) => route::lower(attributes, &x[0], r, l),
         Op::Shard { .. } | Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => Err(no_kernel(op)),
     }

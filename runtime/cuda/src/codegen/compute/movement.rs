@@ -7,9 +7,8 @@ use symmc_ir::machine::{MAX_CONCAT_OPERANDS_PER_KERNEL, MIN_SEPARATE_COPY_BYTES}
 use symmc_ir::{Dim, Op, Scalar};
 use symmc_runtime::exec::LocatedTensor;
 
-use super::element;
+use super::loops::{IndexTerm, LoopBody, element};
 use super::lowering::{KernelLowering, mismatch_error};
-use super::map::{MapKernel, MapValue};
 use super::space::{Strides, broadcast, collapsed_axes, dense};
 use super::text::{moved_type, stored_type};
 use crate::codegen::command::{Commands, GpuCommand};
@@ -73,7 +72,7 @@ fn transfer(
     if let Some(bytes) = contiguous_bytes(from, to, size) {
         return Some(GpuCommand::Copy { to: to.at, from: from.at, bytes });
     }
-    let mut map = MapKernel::over_shape(&to.shape);
+    let mut map = LoopBody::over_shape(&to.shape);
     let value = map.load(from.at, kind, from.strides.clone());
     map.store(to.at, to.strides.clone(), value);
     map.finish("copy", l)
@@ -95,7 +94,7 @@ fn transfer_all(
 ) -> Vec<GpuCommand> {
     let mut out = Vec::new();
     // The kernels with the number of parts of each, and the last one for each shape.
-    let mut kernels: Vec<(MapKernel, usize)> = Vec::new();
+    let mut kernels: Vec<(LoopBody, usize)> = Vec::new();
     let mut kernel_of_shape: HashMap<Vec<usize>, usize> = HashMap::new();
     for (from, to) in transfers.into_iter().filter(|(from, to)| !is_in_place(from, to)) {
         if let Some(bytes) = contiguous_bytes(&from, &to, size) {
@@ -107,7 +106,7 @@ fn transfer_all(
             .copied()
             .filter(|&k| kernels[k].1 < MAX_CONCAT_OPERANDS_PER_KERNEL);
         let k = reusable.unwrap_or_else(|| {
-            kernels.push((MapKernel::over_shape(&to.shape), 0));
+            kernels.push((LoopBody::over_shape(&to.shape), 0));
             kernel_of_shape.insert(to.shape.clone(), kernels.len() - 1);
             kernels.len() - 1
         });
@@ -241,14 +240,15 @@ pub(super) fn index(
     if result.shape[..] != shape[..] || result.dtype != x.dtype {
         return Err(mismatch_error("the result of indexing", &shape, &result.shape));
     }
-    let mut map = MapKernel::over_shape(&shape);
+    let mut map = LoopBody::over_shape(&shape);
     let mut terms = Vec::with_capacity(indices.len());
     for (k, index) in indices.iter().enumerate() {
         let strides =
             strides_within(broadcast(&index_shape, &index.shape, &index.strides), axis, x.shape.len() - end);
         let value = map.load(l.address_of(index), stored_type(index.dtype), strides);
         let extent = x.shape[axis + k];
-        terms.push((value, extent, x.strides[axis + k], l.index_assertion(axis + k, extent)));
+        let assertion = l.index_assertion(axis + k, extent);
+        terms.push(IndexTerm { index: value, extent, stride: x.strides[axis + k], assertion });
     }
     let zeros = repeat_n(0, index_shape.len());
     let strides =
@@ -273,19 +273,20 @@ pub(super) fn gather(
     if !fits {
         return Err(mismatch_error("the index of gather", &x.shape, &index.shape));
     }
-    let mut map = MapKernel::over_shape(&result.shape);
+    let mut map = LoopBody::over_shape(&result.shape);
     let value = map.load(l.address_of(index), stored_type(index.dtype), Strides::from_slice(&index.strides));
     let assertion = l.index_assertion(axis, x.shape[axis]);
     let mut strides = Strides::from_slice(&x.strides);
-    let along = std::mem::take(&mut strides[axis]);
-    finish_gather(map, x, strides, vec![(value, x.shape[axis], along, assertion)], result, l)
+    let stride = std::mem::take(&mut strides[axis]);
+    let term = IndexTerm { index: value, extent: x.shape[axis], stride, assertion };
+    finish_gather(map, x, strides, vec![term], result, l)
 }
 
 fn finish_gather(
-    mut map: MapKernel,
+    mut map: LoopBody,
     x: &LocatedTensor,
     strides: Strides,
-    terms: Vec<(MapValue, usize, isize, u32)>,
+    terms: Vec<IndexTerm>,
     result: &LocatedTensor,
     l: &mut KernelLowering<'_>,
 ) -> Commands {

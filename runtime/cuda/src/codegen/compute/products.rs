@@ -12,12 +12,13 @@ use symmc_ir::{BinaryOp, Op};
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
 use super::gemm::Gemm;
+use super::loops::{LoopBuilder, reads_same_elements};
 use super::lowering::{BoundOperation, KernelLowering};
-use super::map::{MapKernel, MapValue};
+use super::matmul;
 use super::skinny::{self, MAX_ADJACENT_PRODUCTS};
 use super::space::is_contiguous;
 use super::text::stored_type;
-use super::{fused_map, matmul};
+
 use crate::codegen::command::GpuCommand;
 use crate::error::Result;
 
@@ -44,7 +45,7 @@ fn read_columns<'a>(
     let mut firsts: SmallVec<[Option<usize>; MAX_ADJACENT_PRODUCTS]> = SmallVec::new();
     for x in readers {
         let first = match first_column(result, x, shape) {
-            _ if fused_map::reads_same_elements(result, x, shape) => None,
+            _ if reads_same_elements(result, x, shape) => None,
             Some(first) if right.shape.len() == 2 => Some(first),
             _ => continue,
         };
@@ -93,9 +94,6 @@ pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result
     let Some(shape) = maps.last().and_then(|step| step.results.first()).map(|r| &r.shape) else {
         return Ok(None);
     };
-    if !fused_map::fit_shape(&maps, shape) {
-        return Ok(None);
-    }
     if shape.contains(&0) {
         return Ok(Some(Vec::new()));
     }
@@ -105,8 +103,7 @@ pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result
     {
         return Ok(Some(vec![GpuCommand::Gemm(gemm)]));
     }
-    let mut map = MapKernel::over_shape(shape);
-    let mut values: Vec<(&LocatedTensor, MapValue)> = Vec::with_capacity(steps.len());
+    let mut nest = LoopBuilder::new(shape, None);
     let mut gemms = SmallVec::<[_; MAX_ADJACENT_PRODUCTS]>::new();
     let mut steady = true;
     let products = steps.iter().filter(|s| s.op.is_matmul()).map(|step| {
@@ -125,18 +122,20 @@ pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result
                         return Ok(None);
                     };
                     let kind = stored_type(result.dtype);
-                    values
-                        .push((result, map.compute(kind, format!("Put<{kind}>::of(sum[{}])", gemms.len()))));
+                    let sum = nest.body.compute(kind, format!("Put<{kind}>::of(sum[{}])", gemms.len()), []);
+                    nest.define(result, sum);
                     steady &= l.is_never_written(right);
                     gemms.push(gemm);
                 }
             }
-            _ => fused_map::evaluate(&mut map, step, &mut values, shape, l)?,
+            _ if nest.add(step, l)? => {}
+            _ => return Ok(None),
         }
     }
-    fused_map::store(&mut map, &values, shape, l);
+    nest.store_results(l);
     let Some(first) = gemms.first() else { return Ok(None) };
-    let kernel = map
+    let kernel = nest
+        .body
         .epilogue([first.m, first.n])
         .and_then(|epilogue| skinny::side_by_side_kernel(&gemms, steady, epilogue, l));
     Ok(kernel.or(by_library.map(GpuCommand::Gemm)).map(|work| vec![work]))

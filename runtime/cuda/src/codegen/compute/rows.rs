@@ -1,4 +1,4 @@
-//! Ops on rows: reductions, arg-reductions, cumulative sums, softmax and norms.
+//! Single reductions, arg-reductions and cumulative sums of rows.
 //!
 //! The axes of the operand are divided into those that number the rows and those within a row. The number of
 //! threads that share a row depends on its length and on the layout of its elements ([`ThreadGroup`]). Few
@@ -6,19 +6,16 @@
 
 use std::fmt::Write as _;
 
-use symmc_ir::{ArgOp, DType, Op, ReductionKind};
+use symmc_ir::{ArgOp, DType, ReductionKind};
 use symmc_runtime::exec::LocatedTensor;
 
-use super::lowering::{KernelLowering, mismatch_error, no_kernel};
-use super::map::{MapKernel, MapValue};
+use super::lowering::{KernelLowering, mismatch_error};
 use super::space::{IterationAxis, collapsed_axes};
-use super::text::{self, computed_type, float_literal, offset_function, stored_type};
+use super::text::{self, computed_type, offset_function, stored_type};
 use crate::codegen::command::{Commands, GpuCommand};
 use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam};
 use crate::error::{CudaError, Result};
 
-/// The largest number of elements of a row that one thread keeps in registers.
-const MAX_REGISTER_ELEMENTS: usize = 32;
 /// The longest row, in accesses, that a single warp computes.
 const WARP_ACCESSES: usize = 128;
 
@@ -65,18 +62,19 @@ pub(super) struct ThreadGroup {
     pub block: usize,
     /// The number of elements of one access.
     pub width: usize,
-    /// The number of elements of a row that a thread keeps; 0 if it reads them again.
-    items: usize,
 }
 
 impl ThreadGroup {
+    /// One thread for each row.
+    pub const SINGLE: ThreadGroup = ThreadGroup { threads: 1, block: 128, width: 1 };
+
     /// The group for rows of `n` elements. The first of these operands is read most.
     fn for_operands(rows: usize, n: usize, operands: &[&RowSplit]) -> ThreadGroup {
         let size = operands.iter().map(|s| s.dtype.size()).max().unwrap_or(8);
         let rows_are_adjacent =
             operands[0].row.last().is_some_and(|a| a.stride.unsigned_abs() < operands[0].step());
         if n == 1 || (rows_are_adjacent && rows >= 512) {
-            return ThreadGroup { threads: 1, block: 128, width: 1, items: 0 };
+            return ThreadGroup::SINGLE;
         }
         ThreadGroup::for_contiguous(rows, n, widest_access((16 / size).max(1), operands))
     }
@@ -91,8 +89,7 @@ impl ThreadGroup {
             let threads = accesses.next_power_of_two().clamp(64, max_threads);
             (threads, threads)
         };
-        let items = accesses.div_ceil(threads) * width;
-        ThreadGroup { threads, block, width, items: if items <= MAX_REGISTER_ELEMENTS { items } else { 0 } }
+        ThreadGroup { threads, block, width }
     }
 
     pub fn blocks(&self, rows: usize) -> usize {
@@ -137,31 +134,18 @@ fn launch(
     block: usize,
     l: &mut KernelLowering<'_>,
 ) -> Vec<GpuCommand> {
-    let list: Vec<&str> = params.iter().map(|p| p.0).collect();
-    let declared = list.iter().map(|name| format!("void *{name}")).collect();
-    let params = params.iter().map(|p| KernelParam::from(p.1)).collect();
-    let body = format!("{call}({});\n", list.join(", "));
-    vec![kernel(what, layout, declared, params, &body, [blocks, block], l)]
-}
-
-/// Adds a function with its layout, and returns its launch with this many blocks and threads.
-fn kernel(
-    what: &str,
-    layout: &str,
-    declared: Vec<String>,
-    params: Vec<KernelParam>,
-    body: &str,
-    [blocks, block]: [usize; 2],
-    l: &mut KernelLowering<'_>,
-) -> GpuCommand {
     l.preludes();
     l.source.prelude(text::ROWS_SOURCE);
+    let list: Vec<&str> = params.iter().map(|p| p.0).collect();
+    let declared: Vec<String> = list.iter().map(|name| format!("void *{name}")).collect();
     let function = format!(
-        "{layout}extern \"C\" __global__ void __launch_bounds__({block}) @({}) {{\n    symmc_enter();\n    using namespace sc;\n    {body}}}\n",
+        "{layout}extern \"C\" __global__ void __launch_bounds__({block}) @({}) {{\n    symmc_enter();\n    using namespace sc;\n    {call}({});\n}}\n",
         declared.join(", "),
+        list.join(", ")
     );
     let entry = l.source.function(what, function);
-    GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, block, params))
+    let params = params.iter().map(|p| KernelParam::from(p.1)).collect();
+    vec![GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, block, params))]
 }
 
 pub(super) fn reduction_name(op: ReductionKind) -> &'static str {
@@ -383,176 +367,4 @@ fn row_extents(inner: &[usize], x: &LocatedTensor, result: &LocatedTensor) -> Re
     let n: usize = inner.iter().map(|&a| x.shape[a]).product();
     let total: usize = x.shape.iter().product();
     Ok((total > 0).then(|| (total / n, n)))
-}
-
-pub(super) fn softmax(
-    axis: usize,
-    log: bool,
-    x: &LocatedTensor,
-    result: &LocatedTensor,
-    l: &mut KernelLowering<'_>,
-) -> Commands {
-    let Some((rows, n)) = row_extents(&[axis], x, result)? else { return Ok(Vec::new()) };
-    let xs = RowSplit::new(x, &[axis], l);
-    let rs = RowSplit::new(result, &[axis], l);
-    let group = ThreadGroup::for_operands(rows, n, &[&xs, &rs]);
-    let call = format!("softmax_rows<@_L, {log}, {}, {}>", group.args(), group.items);
-    let layout = layout(rows, n, group.width, &xs, &rs, "");
-    let params = [("x", xs.at), ("r", rs.at)];
-    Ok(launch("softmax", &layout, &params, &call, group.blocks(rows), group.block, l))
-}
-
-/// When the normalised value is rounded to the dtype of the result.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum NormRounding {
-    BeforeWeight,
-    AtTheEnd,
-}
-
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) struct RowNorm {
-    axes: usize,
-    eps: f64,
-    /// For an RMS norm, when it rounds; `None` for a layer norm.
-    rms: Option<NormRounding>,
-}
-
-impl RowNorm {
-    pub fn of(op: &Op) -> Result<RowNorm> {
-        match op {
-            Op::RmsNorm { axes, eps, round_first } => {
-                let rounding = if *round_first { NormRounding::BeforeWeight } else { NormRounding::AtTheEnd };
-                Ok(RowNorm { axes: *axes, eps: eps.0, rms: Some(rounding) })
-            }
-            Op::LayerNorm { axes, eps } => Ok(RowNorm { axes: *axes, eps: eps.0, rms: None }),
-            _ => Err(no_kernel(op)),
-        }
-    }
-
-    /// The axes of an operand within rows, and the number and the length of rows; `None` if there are no
-    /// elements.
-    fn norm_rows(
-        &self,
-        x: &LocatedTensor,
-        result: &LocatedTensor,
-    ) -> Result<Option<(Vec<usize>, usize, usize)>> {
-        let first = x.shape.len().checked_sub(self.axes);
-        let first = first.ok_or_else(|| mismatch_error("a norm", self.axes, &x.shape))?;
-        let inner: Vec<usize> = (first..x.shape.len()).collect();
-        Ok(row_extents(&inner, x, result)?.map(|(rows, n)| (inner, rows, n)))
-    }
-
-    /// The additional members of its layout, its parameters, and the statement that normalises `row`.
-    fn norm_text(
-        &self,
-        operands: &[LocatedTensor],
-        result: &LocatedTensor,
-        l: &KernelLowering<'_>,
-    ) -> Result<(String, Vec<(&'static str, DevicePtr)>, String)> {
-        let x = &operands[0];
-        let shape = &x.shape[x.shape.len() - self.axes..];
-        let mut layout = format!(
-            "SC_FN {} eps() {{ return {}; }}\n",
-            computed_type(x.dtype),
-            float_literal(x.dtype, self.eps)
-        );
-        let mut params = Vec::new();
-        let names = if self.rms.is_some() { &["w"][..] } else { &["w", "b"] };
-        for (i, name) in names.iter().enumerate() {
-            let offset_name = format!("{name}_in");
-            let Some(p) = operands.get(1 + i) else {
-                // Templates also name absent operands.
-                layout.push_str(&offset_function(&offset_name, &[]));
-                params.push((*name, DevicePtr::NULL));
-                continue;
-            };
-            if p.shape[..] != *shape || p.dtype != x.dtype {
-                return Err(mismatch_error("the weight or bias of a norm", shape, &p.shape));
-            }
-            layout.push_str(&offset_function(&offset_name, &collapsed_axes(&p.shape, &p.strides)));
-            params.push((*name, l.address_of(p)));
-        }
-        params.push(("r", l.address_of(result)));
-        let [weight, bias] = [1, 2].map(|i| operands.len() > i);
-        let call = match self.rms {
-            Some(rounding) => {
-                let round = weight && rounding == NormRounding::BeforeWeight;
-                format!("rms_row<@_L, {weight}, {round}>(row, w, r, at);\n")
-            }
-            None => format!("layer_row<@_L, {weight}, {bias}>(row, w, b, r, at);\n"),
-        };
-        Ok((layout, params, call))
-    }
-
-    /// The name of its function.
-    fn kernel_name(&self) -> &'static str {
-        if self.rms.is_some() { "rms_norm" } else { "layer_norm" }
-    }
-}
-
-/// The statements before a row is normalised; `elements` computes its elements.
-fn row_prologue(group: ThreadGroup, elements: &str) -> String {
-    let ThreadGroup { threads, items, .. } = group;
-    format!(
-        "const u32 at = group_row<{}>();\n    if (at >= @_L::ROWS) return;\n    Row<@_L, {threads}, {items}> row({elements}, threadIdx.x % {threads});\n    ",
-        group.args()
-    )
-}
-
-pub(super) fn norm(
-    norm: RowNorm,
-    operands: &[LocatedTensor],
-    result: &LocatedTensor,
-    l: &mut KernelLowering<'_>,
-) -> Commands {
-    let x = &operands[0];
-    let Some((inner, rows, n)) = norm.norm_rows(x, result)? else { return Ok(Vec::new()) };
-    let xs = RowSplit::new(x, &inner, l);
-    let rs = RowSplit::new(result, &inner, l);
-    let group = ThreadGroup::for_operands(rows, n, &[&xs, &rs]);
-    let (more, mut params, call) = norm.norm_text(operands, result, l)?;
-    params.insert(0, ("x", xs.at));
-    let layout = layout(rows, n, group.width, &xs, &rs, &more);
-    let declared = params.iter().map(|(name, _)| format!("void *{name}")).collect();
-    let params = params.iter().map(|p| KernelParam::from(p.1)).collect();
-    let body = row_prologue(group, "x, at") + &call;
-    Ok(vec![kernel(
-        norm.kernel_name(),
-        &layout,
-        declared,
-        params,
-        &body,
-        [group.blocks(rows), group.block],
-        l,
-    )])
-}
-
-/// A norm of the rows of a map's value of the same shape, computed as rows are read. `None` if rows are too
-/// long to be kept in registers, or the map can reject data.
-pub(super) fn norm_of_map(
-    norm: RowNorm,
-    map: &MapKernel,
-    value: MapValue,
-    operands: &[LocatedTensor],
-    result: &LocatedTensor,
-    l: &mut KernelLowering<'_>,
-) -> Result<Option<Vec<GpuCommand>>> {
-    let x = &operands[0];
-    let Some((inner, rows, n)) = norm.norm_rows(x, result)? else { return Ok(Some(Vec::new())) };
-    let rs = RowSplit::new(result, &inner, l);
-    // The operand has no memory: its offsets are not used.
-    let xs = RowSplit { dtype: x.dtype, ..RowSplit::new(result, &inner, l) };
-    let group = ThreadGroup::for_contiguous(rows, n, widest_access(map.row_access_width(), &[&xs, &rs]));
-    if norm.axes != 1 || group.items == 0 || map.has_assertions() {
-        return Ok(None);
-    }
-    let (members, norm_params, call) = norm.norm_text(operands, result, l)?;
-    let layout = layout(rows, n, group.width, &xs, &rs, &members);
-    let declared =
-        map.declared().chain(norm_params.iter().map(|(name, _)| format!("void *{name}"))).collect();
-    let params = map.addresses().chain(norm_params.iter().map(|p| KernelParam::from(p.1))).collect();
-    let fill = map.elements(group.width, value, computed_type(x.dtype));
-    let body = row_prologue(group, &fill) + &call;
-    let name = format!("map_{}", norm.kernel_name());
-    Ok(Some(vec![kernel(&name, &layout, declared, params, &body, [group.blocks(rows), group.block], l)]))
 }

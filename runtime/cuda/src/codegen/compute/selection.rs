@@ -8,9 +8,8 @@ use std::fmt::Write as _;
 use symmc_ir::{DType, Op, ReductionKind};
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
-use super::element;
+use super::loops::{LoopBody, element};
 use super::lowering::{BoundOperation, KernelLowering, arity};
-use super::map::{MapKernel, MapStatement};
 use super::rows::reduction_name;
 use super::space::{broadcast, is_contiguous};
 use super::text::{self, computed_type, stored_type};
@@ -185,29 +184,28 @@ impl<'a> SelectionKernel<'a> {
 
     fn element_wise(&mut self, step: &BoundOperation<'a>, l: &mut KernelLowering<'_>) -> Result<Option<()>> {
         let result = &step.results[0];
-        let mut map = MapKernel::over_shape(&result.shape);
+        let mut body = LoopBody::over_shape(&result.shape);
         let mut values = Vec::with_capacity(step.operands.len());
         for x in step.operands {
             let Some(element) = self.element(x, &result.shape, l) else { return Ok(None) };
-            values.push((map.compute(stored_type(x.dtype), element), x.dtype));
+            values.push((body.compute(stored_type(x.dtype), element, []), x.dtype));
         }
-        let value = element::op_value(&mut map, step.op, &values, result.dtype, l)?;
-        if map.has_divisor() {
+        let value = element::op_value(&mut body, step.op, &values, result.dtype, l)?;
+        let Some(statements) = body.computed_statements().filter(|_| !body.has_divisor()) else {
             return Ok(None);
-        }
+        };
         let _ = writeln!(
             self.body,
             "    for (int e = lane; e < {}; e += 32) {{\n        {}",
             row_count(result),
             coordinates(&result.shape, "e")
         );
-        for (i, statement) in map.statements().iter().enumerate() {
-            let MapStatement::Computed { kind, expression } = statement else { return Ok(None) };
-            let _ = writeln!(self.body, "        const {kind} v{i} = {expression};");
+        for statement in statements {
+            let _ = writeln!(self.body, "        {statement}");
         }
         let hold = self.hold(result, l);
         let _ =
-            writeln!(self.body, "        {}\n    }}\n    __syncwarp();", hold("e", &MapKernel::name(value)));
+            writeln!(self.body, "        {}\n    }}\n    __syncwarp();", hold("e", &LoopBody::name(value)));
         Ok(Some(()))
     }
 

@@ -1,4 +1,4 @@
-// Ops on rows: reductions, arg-reductions, cumulative sums, softmax, norms.
+// Ops on rows: reductions, arg-reductions, cumulative sums, and parts of loops that reduce rows.
 //
 // A layout `L` gives the types X and R of elements, the extents ROWS and N, the access width V, and the
 // offsets of a row and of element k of a row. A row is computed by a group of G threads: a single thread (if
@@ -57,79 +57,6 @@ template <class Op, int G, class A> SC_FN A group_join(A x) {
 
 // The row of this thread's group.
 template <int G, int THREADS> SC_FN u32 group_row() { return blockIdx.x * (THREADS / G) + threadIdx.x / G; }
-
-// The elements of a row that one thread holds: in registers, or reread each time if ITEMS is 0.
-template <class L, int G, int ITEMS> struct Row {
-    typedef typename L::X X;
-    typedef typename Computed<X>::C C;
-    static const int V = L::V;
-    const X *from;
-    u32 lane;
-    C v[ITEMS > 0 ? ITEMS : 1];
-
-    __device__ __forceinline__ Row(const void *x, u32 row, u32 lane) : from((const X *)x + L::x_row(row)), lane(lane) {
-        if (ITEMS > 0) {
-#pragma unroll
-            for (int i = 0; i < ITEMS / V; i++) {
-                i64 k = ((i64)i * G + lane) * V;
-                if (k < L::N) {
-                    Few<X, V> few;
-                    read<X, V>(few, from + L::x_in(k));
-#pragma unroll
-                    for (int j = 0; j < V; j++) v[(i * V + j) % (ITEMS > 0 ? ITEMS : 1)] = get(few.e[j]);
-                }
-            }
-        }
-    }
-    // A row whose elements are computed by fill(k, values), V at a time.
-    template <class F> __device__ __forceinline__ Row(F fill, u32 lane) : from(nullptr), lane(lane) {
-#pragma unroll
-        for (int i = 0; i < ITEMS / V; i++) {
-            i64 k = ((i64)i * G + lane) * V;
-            if (k < L::N) fill(k, &v[i * V]);
-        }
-    }
-    // Calls f(k, values) for each run of V elements.
-    template <class F> __device__ __forceinline__ void each(F f) {
-        if (ITEMS > 0) {
-#pragma unroll
-            for (int i = 0; i < ITEMS / V; i++) {
-                i64 k = ((i64)i * G + lane) * V;
-                if (k < L::N) f(k, &v[i * V]);
-            }
-        } else {
-            for (i64 k = (i64)lane * V; k < L::N; k += (i64)G * V) {
-                Few<X, V> few;
-                read<X, V>(few, from + L::x_in(k));
-                C c[V];
-#pragma unroll
-                for (int j = 0; j < V; j++) c[j] = get(few.e[j]);
-                f(k, c);
-            }
-        }
-    }
-    // Combines f(x) of all elements, in the type that f returns.
-    template <class Op, class F> __device__ __forceinline__ auto join(F f) {
-        typedef decltype(f(C())) A;
-        A acc = Op::template start<A>();
-        each([&](i64, const C *c) {
-#pragma unroll
-            for (int j = 0; j < V; j++) acc = Op::join(acc, f(c[j]));
-        });
-        return group_join<Op, G>(acc);
-    }
-    // Stores f(k, x) for each element.
-    template <class F> __device__ __forceinline__ void store(void *r, u32 row, F f) {
-        typedef typename L::R R;
-        R *to = (R *)r + L::r_row(row);
-        each([&](i64 k, const C *c) {
-            Few<R, V> few;
-#pragma unroll
-            for (int j = 0; j < V; j++) few.e[j] = Put<R>::of(f(k + j, c[j]));
-            write<R, V>(to + L::r_in(k), few);
-        });
-    }
-};
 
 // Combines x into an accumulator, in the type of the accumulator.
 template <class Op, class A, class C> SC_FN void join_onto(A &a, C x) { a = Op::join(a, (A)x); }
@@ -289,26 +216,6 @@ template <class L, class A, int G, int THREADS> SC_FN void cumsum_rows(const voi
     }
 }
 
-template <class L, bool LOG, int G, int THREADS, int ITEMS> SC_FN void softmax_rows(const void *x, void *r) {
-    typedef typename Computed<typename L::X>::C C;
-    u32 at = group_row<G, THREADS>();
-    if (at >= L::ROWS) return;
-    Row<L, G, ITEMS> row(x, at, threadIdx.x % G);
-    C max = row.template join<Max>([](C c) { return c; });
-    if (LOG) {
-        // The logarithm of a sum near 1 depends on its difference from 1, so the sum is in double.
-        double sum = row.template join<Sum>([=](C c) { return (double)u_exp(c - max); });
-        C shift = (C)u_log(sum);
-        row.store(r, at, [=](i64, C c) { return c - max - shift; });
-    } else {
-        C scale = 1 / row.template join<Sum>([=](C c) { return u_exp(c - max); });
-        row.store(r, at, [=](i64, C c) { return u_exp(c - max) * scale; });
-    }
-}
-
-// The weight or the bias of a norm at element k of a row.
-template <class T> SC_FN typename Computed<T>::C parameter(const void *p, i64 offset) { return get(((const T *)p)[offset]); }
-
 // The factor of a row's elements before they are squared, if `mean`, the mean of the squares, is not a number
 // of full precision: the squares of floats far from 1 are not. It is a power of two, so nothing is rounded.
 SC_FN float unit_for(float mean) {
@@ -323,43 +230,5 @@ SC_FN float eps_for(float eps, float unit) {
     return eps > 0 && scaled < least ? least : scaled;
 }
 SC_FN double eps_for(double eps, double) { return eps; }
-
-// `ROUND` rounds to the type of the result before the weight is applied.
-template <class L, bool WEIGHT, bool ROUND, class Row> SC_FN void rms_row(Row &row, const void *w, void *r, u32 at) {
-    typedef typename L::X X;
-    typedef typename Computed<X>::C C;
-    C mean = row.template join<Sum>([](C c) { return c * c; }) / (C)L::N + (C)L::eps();
-    C unit = unit_for(mean);
-    if (unit != 1) {
-        C sum = row.template join<Sum>([=](C c) { return c * unit * (c * unit); });
-        mean = sum / (C)L::N + eps_for(L::eps(), unit);
-    }
-    C scale = 1 / u_sqrt(mean);
-    row.store(r, at, [=](i64 k, C c) {
-        C y = c * unit * scale;
-        if (ROUND) y = get(Put<X>::of(y));
-        return WEIGHT ? y * parameter<X>(w, L::w_in(k)) : y;
-    });
-}
-
-template <class L, bool WEIGHT, bool BIAS, class Row>
-SC_FN void layer_row(Row &row, const void *w, const void *b, void *r, u32 at) {
-    typedef typename L::X X;
-    typedef typename Computed<X>::C C;
-    C mean = row.template join<Sum>([](C c) { return c; }) / (C)L::N;
-    C variance = row.template join<Sum>([=](C c) { return (c - mean) * (c - mean); }) / (C)L::N + (C)L::eps();
-    C unit = unit_for(variance);
-    if (unit != 1) {
-        mean = row.template join<Sum>([=](C c) { return c * unit; }) / (C)L::N;
-        C sum = row.template join<Sum>([=](C c) { return (c * unit - mean) * (c * unit - mean); });
-        variance = sum / (C)L::N + eps_for(L::eps(), unit);
-    }
-    C scale = 1 / u_sqrt(variance);
-    row.store(r, at, [=](i64 k, C c) {
-        C y = (c * unit - mean) * scale;
-        if (WEIGHT) y = y * parameter<X>(w, L::w_in(k));
-        return BIAS ? y + parameter<X>(b, L::b_in(k)) : y;
-    });
-}
 
 } // namespace sc

@@ -1,18 +1,19 @@
-//! Element-wise ops as statements of a [`MapKernel`].
+//! Element-wise ops as statements of a loop body.
 
 use symmc_ir::tensor::{read_f64, write_f64};
 use symmc_ir::{BinaryOp, DType, Op, Scalar, UnaryOp};
 use symmc_runtime::exec::LocatedTensor;
 
-use super::lowering::{KernelLowering, mismatch_error};
-use super::map::{MapKernel, MapValue};
-use super::space::{Strides, broadcast};
-use super::text::{bits, computed_type, float_literal, int_literal, stored_type};
+use super::super::lowering::{KernelLowering, no_kernel};
+use super::super::space::Strides;
+use super::super::text::{bits, computed_type, float_literal, int_literal, stored_type};
+use super::body::{LoopBody, LoopValue};
+use super::build::LoopBuilder;
 use crate::codegen::command::{Commands, GpuCommand};
 use crate::error::{CudaError, Result};
 
 /// Lowers one op to a kernel.
-pub(super) fn lower(
+pub(in super::super) fn lower(
     op: &Op,
     operands: &[LocatedTensor],
     result: &LocatedTensor,
@@ -22,75 +23,58 @@ pub(super) fn lower(
     let bytes = result.shape.iter().product::<usize>() * result.dtype.size();
     if let Op::Full(scalar) = op
         && bits(result.dtype, *scalar) == 0
-        && super::space::collapsed_axes(&result.shape, &result.strides).iter().all(|a| a.stride == 1)
+        && super::super::space::collapsed_axes(&result.shape, &result.strides).iter().all(|a| a.stride == 1)
     {
         return Ok((bytes > 0)
             .then(|| GpuCommand::Zero { at: l.address_of(result), bytes })
             .into_iter()
             .collect());
     }
-    let mut map = MapKernel::over_shape(&result.shape);
+    let mut nest = LoopBuilder::new(&result.shape, None);
     let mut values = Vec::with_capacity(operands.len());
     for x in operands {
-        values.push((load(&mut map, x, &result.shape, l)?, x.dtype));
+        values.push((nest.operand(x, &result.shape, l)?, x.dtype));
     }
-    let value = op_value(&mut map, op, &values, result.dtype, l)?;
-    map.store(l.address_of(result), strides, value);
-    Ok(map.finish(symmc_ir::text::op_name(op), l).into_iter().collect())
+    let value = op_value(&mut nest.body, op, &values, result.dtype, l)?;
+    nest.body.store(l.address_of(result), strides, value);
+    Ok(nest.body.finish(symmc_ir::text::op_name(op), l).into_iter().collect())
 }
 
-/// An operand that broadcasts to `shape`.
-pub(super) fn load(
-    map: &mut MapKernel,
-    x: &LocatedTensor,
-    shape: &[usize],
-    l: &KernelLowering<'_>,
-) -> Result<MapValue> {
-    let skip = shape.len().checked_sub(x.shape.len());
-    let fits = skip.is_some_and(|s| x.shape.iter().zip(&shape[s..]).all(|(a, b)| a == b || *a == 1));
-    if !fits {
-        return Err(mismatch_error("an operand", shape, &x.shape));
-    }
-    Ok(map.load(l.address_of(x), stored_type(x.dtype), broadcast(shape, &x.shape, &x.strides)))
-}
-
-/// The value of one op on values of a map; each operand comes with its dtype.
-pub(super) fn op_value(
-    map: &mut MapKernel,
+/// The value of one op on values of a body; each operand comes with its dtype.
+pub(in super::super) fn op_value(
+    body: &mut LoopBody,
     op: &Op,
-    x: &[(MapValue, DType)],
+    x: &[(LoopValue, DType)],
     to: DType,
     l: &mut KernelLowering<'_>,
-) -> Result<MapValue> {
-    let name = |i: usize| format!("get({})", MapKernel::name(x[i].0));
+) -> Result<LoopValue> {
+    let name = |i: usize| format!("get({})", LoopBody::name(x[i].0));
+    let operands = x.iter().map(|(value, _)| *value);
     let expression = match op {
         Op::Full(scalar) => {
-            return Ok(map.compute(
-                stored_type(to),
-                format!("raw<{}>(0x{:x}ull)", stored_type(to), bits(to, *scalar)),
-            ));
+            let expression = format!("raw<{}>(0x{:x}ull)", stored_type(to), bits(to, *scalar));
+            return Ok(body.compute(stored_type(to), expression, []));
         }
         Op::Iota { start, step } => {
             // The space has one axis, with one store that keeps its order.
             format!("b_add({}, b_mul({}, (i64)(c0 + j)))", int_literal(*start), int_literal(*step))
         }
         Op::Unary(op) => unary(*op, x[0].1, &name(0))?,
-        Op::Binary(op) => binary(map, *op, x[0].1, &name(0), &name(1), l)?,
+        Op::Binary(op) => binary(body, *op, x[0].1, &name(0), &name(1), l)?,
         Op::BinaryScalar { op, scalar, scalar_left } => {
             let scalar = literal(*op, x[0].1, *scalar);
             let (a, b) = if *scalar_left { (scalar, name(0)) } else { (name(0), scalar) };
-            binary(map, *op, x[0].1, &a, &b, l)?
+            binary(body, *op, x[0].1, &a, &b, l)?
         }
         Op::Select => {
-            let expression =
-                format!("{} ? {} : {}", name(0), MapKernel::name(x[1].0), MapKernel::name(x[2].0));
-            return Ok(map.compute(stored_type(to), expression));
+            let expression = format!("{} ? {} : {}", name(0), LoopBody::name(x[1].0), LoopBody::name(x[2].0));
+            return Ok(body.compute(stored_type(to), expression, operands));
         }
         Op::Cast if x[0].1 == to => return Ok(x[0].0),
         Op::Cast => name(0),
-        _ => return Err(super::lowering::no_kernel(op)),
+        _ => return Err(no_kernel(op)),
     };
-    Ok(map.compute(stored_type(to), format!("Put<{}>::of({expression})", stored_type(to))))
+    Ok(body.compute(stored_type(to), format!("Put<{}>::of({expression})", stored_type(to)), operands))
 }
 
 fn unary(op: UnaryOp, dtype: DType, x: &str) -> Result<String> {
@@ -102,7 +86,7 @@ fn unary(op: UnaryOp, dtype: DType, x: &str) -> Result<String> {
 }
 
 fn binary(
-    map: &mut MapKernel,
+    body: &mut LoopBody,
     op: BinaryOp,
     dtype: DType,
     x: &str,
@@ -113,9 +97,9 @@ fn binary(
         return Err(CudaError::Unsupported(format!("{op} is not defined on {dtype}")));
     }
     let divides = matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem) && !dtype.is_float();
-    if divides && !map.has_divisor() {
+    if divides && !body.has_divisor() {
         let assertion = l.divisor_assertion();
-        map.set_divisor_assertion(assertion);
+        body.set_divisor_assertion(assertion);
     }
     let bad = if divides { ", bad" } else { "" };
     // Both arguments are cast to the computed type, so that overloads and templates agree on it.
