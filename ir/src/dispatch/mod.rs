@@ -76,10 +76,12 @@
 mod form;
 mod heads;
 mod nodes;
+mod overwrite;
 mod space;
 
-pub use form::{Dispatch, DispatchForm, OverwriteRule};
+pub use form::{Dispatch, DispatchForm};
 pub use heads::{RotatedProduct, find_rotated_product};
 pub(crate) use nodes::check_dispatch;
 pub use nodes::{batch_key, shared_contract};
+pub use overwrite::OverwriteRule;
 pub use space::{LoopSpace, loop_space, reduced_axis};

@@ -16,7 +16,7 @@ use super::attention::{
 };
 use super::bounds;
 use super::library_attention::{self, AttentionCandidates, AttentionForm, AttentionTensors};
-use super::loops::element;
+use super::loops::lower_elements;
 use super::lowering::{KernelLowering, mismatch_error};
 use super::machine::{AttentionBackend, KernelTarget};
 use super::mask_bias;
@@ -104,7 +104,7 @@ pub(super) fn lower(
 fn zeros(results: &[LocatedTensor], l: &mut KernelLowering<'_>) -> Commands {
     let mut out = Vec::new();
     for result in results.iter().filter(|r| !r.shape.contains(&0)) {
-        out.extend(element::lower(&Op::Full(Scalar::Float(FloatAttribute(0.0))), &[], result, l)?);
+        out.extend(lower_elements(&Op::Full(Scalar::Float(FloatAttribute(0.0))), &[], result, l)?);
     }
     Ok(out)
 }

@@ -52,7 +52,7 @@ pub(super) fn lower(
     }
     if p.a.matrix[1].n == 0 {
         let zero = symmc_ir::Op::Full(symmc_ir::Scalar::Int(0));
-        return super::loops::element::lower(&zero, &[], result, l);
+        return super::loops::lower_elements(&zero, &[], result, l);
     }
     fold(&mut p);
     if p.dtype.is_float()

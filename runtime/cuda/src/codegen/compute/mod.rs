@@ -64,9 +64,9 @@ fn lower_op(op: &Op, x: &[LocatedTensor], r: &[LocatedTensor], l: &mut KernelLow
     arity(op, x.len(), r.len())?;
     match op {
         Op::Full(_) | Op::Iota { .. } | Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } => {
-            loops::element::lower(op, x, &r[0], l)
+            loops::lower_elements(op, x, &r[0], l)
         }
-        Op::Select | Op::Cast => loops::element::lower(op, x, &r[0], l),
+        Op::Select | Op::Cast => loops::lower_elements(op, x, &r[0], l),
         Op::Reshape | Op::Copy => movement::copy(&x[0], &r[0], l),
         Op::Permute { .. } | Op::Slice { .. } | Op::Expand => Err(no_kernel(op)),
         Op::Concat { axis } => movement::concat(*axis, x, &r[0], l),

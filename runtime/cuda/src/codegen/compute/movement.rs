@@ -7,9 +7,9 @@ use symmc_ir::machine::{MAX_CONCAT_OPERANDS_PER_KERNEL, MIN_SEPARATE_COPY_BYTES}
 use symmc_ir::{Dim, Op, Scalar};
 use symmc_runtime::exec::LocatedTensor;
 
-use super::loops::{IndexTerm, LoopBody, element};
+use super::loops::{IndexTerm, LoopBody, lower_elements};
 use super::lowering::{KernelLowering, mismatch_error};
-use super::space::{Strides, broadcast, collapsed_axes, dense};
+use super::space::{Strides, broadcast, collapsed_axes, common_shape, dense, strides_within};
 use super::text::{moved_type, stored_type};
 use crate::codegen::command::{Commands, GpuCommand};
 use crate::device::launch::DevicePtr;
@@ -197,29 +197,10 @@ pub(super) fn pad(
     }
     let mut out = Vec::new();
     if destination.shape[..] != result.shape[..] {
-        out = element::lower(&Op::Full(value), &[], result, l)?;
+        out = lower_elements(&Op::Full(value), &[], result, l)?;
     }
     out.extend(transfer(&from, &destination, moved_type(x.dtype), x.dtype.size(), l));
     Ok(out)
-}
-
-/// The shape that the index tensors broadcast to.
-pub(super) fn common_shape(indices: &[LocatedTensor]) -> Vec<usize> {
-    let rank = indices.iter().map(|i| i.shape.len()).max().unwrap_or(0);
-    let mut out = vec![1; rank];
-    for index in indices {
-        for (&n, o) in index.shape.iter().rev().zip(out.iter_mut().rev()) {
-            if *o == 1 {
-                *o = n;
-            }
-        }
-    }
-    out
-}
-
-/// Strides over `[before, at, rest]`, with zeros outside of `at`.
-pub(super) fn strides_within(strides: Strides, before: usize, rest: usize) -> Strides {
-    repeat_n(0, before).chain(strides).chain(repeat_n(0, rest)).collect()
 }
 
 /// Reads `x` at the indices, which replace its axes from `axis` on. Operands: `x`, then the indices.

@@ -13,9 +13,9 @@ use symmc_ir::{Op, ReductionKind};
 use symmc_runtime::exec::LocatedTensor;
 
 use super::lowering::{BoundOperation, KernelLowering, arity, mismatch_error, no_kernel};
-use super::movement::{common_shape, copy};
+use super::movement::copy;
 use super::radix::{self, RadixSort};
-use super::space::{IterationAxis, broadcast, collapsed_axes};
+use super::space::{IterationAxis, broadcast, collapsed_axes, common_shape};
 use super::text::{self, calling_kernel, offset_function, stored_type};
 use crate::codegen::command::{Commands, GpuCommand};
 use crate::device::launch::{CudaStruct, DevicePtr, KernelLaunch, KernelParam, plain};

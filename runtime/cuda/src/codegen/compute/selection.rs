@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use symmc_ir::{DType, Op, ReductionKind};
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
-use super::loops::{LoopBody, element};
+use super::loops::{LoopBody, op_value};
 use super::lowering::{BoundOperation, KernelLowering, arity};
 use super::rows::reduction_name;
 use super::space::{broadcast, is_contiguous};
@@ -190,7 +190,7 @@ impl<'a> SelectionKernel<'a> {
             let Some(element) = self.element(x, &result.shape, l) else { return Ok(None) };
             values.push((body.compute(stored_type(x.dtype), element, []), x.dtype));
         }
-        let value = element::op_value(&mut body, step.op, &values, result.dtype, l)?;
+        let value = op_value(&mut body, step.op, &values, result.dtype, l)?;
         let Some(statements) = body.computed_statements().filter(|_| !body.has_divisor()) else {
             return Ok(None);
         };

@@ -1,5 +1,7 @@
 //! Iteration spaces: the axes of several operands, joined if they are contiguous in memory.
 
+use std::iter::repeat_n;
+
 use smallvec::SmallVec;
 use symmc_runtime::exec::LocatedTensor;
 
@@ -112,6 +114,25 @@ pub(super) fn by_stride(shape: &[usize], strides: &[isize]) -> Vec<usize> {
 /// The largest distance from the first element that strides reach.
 pub(super) fn max_offset(shape: &[usize], strides: &[isize]) -> u64 {
     shape.iter().zip(strides).map(|(&n, &s)| n.saturating_sub(1) as u64 * s.unsigned_abs() as u64).sum()
+}
+
+/// The shape that the index tensors broadcast to.
+pub(super) fn common_shape(indices: &[LocatedTensor]) -> Vec<usize> {
+    let rank = indices.iter().map(|i| i.shape.len()).max().unwrap_or(0);
+    let mut out = vec![1; rank];
+    for index in indices {
+        for (&n, o) in index.shape.iter().rev().zip(out.iter_mut().rev()) {
+            if *o == 1 {
+                *o = n;
+            }
+        }
+    }
+    out
+}
+
+/// Strides over `[before, at, rest]`, with zeros outside of `at`.
+pub(super) fn strides_within(strides: Strides, before: usize, rest: usize) -> Strides {
+    repeat_n(0, before).chain(strides).chain(repeat_n(0, rest)).collect()
 }
 
 #[cfg(test)]

@@ -11,12 +11,11 @@ use symmc_ir::{DType, Op};
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
 use super::super::lowering::{BoundOperation, KernelLowering, arity, mismatch_error};
-use super::super::movement::{common_shape, strides_within};
-use super::super::space::{Strides, broadcast};
+use super::super::space::{Strides, broadcast, common_shape, strides_within};
 use super::super::text::stored_type;
 use super::body::{IndexTerm, LoopBody, LoopValue};
 use super::element;
-use super::reduction::Reduction;
+use super::reduction::ReductionList;
 use crate::error::Result;
 
 /// A loop nest over a space whose axes from `split` on are within a row. With reductions, these axes are reduced, or
@@ -26,7 +25,7 @@ pub(in super::super) struct LoopBuilder<'a> {
     pub(super) shape: &'a [usize],
     /// The reduced axis.
     pub(super) axis: Option<usize>,
-    pub(super) reductions: Vec<Reduction>,
+    pub(super) reductions: ReductionList,
     /// The results so far: where each would be stored, its strides over the space, and its value.
     results: Vec<(&'a LocatedTensor, Strides, LoopValue)>,
 }
@@ -34,7 +33,7 @@ pub(in super::super) struct LoopBuilder<'a> {
 impl<'a> LoopBuilder<'a> {
     pub fn new(shape: &'a [usize], axis: Option<usize>) -> LoopBuilder<'a> {
         let body = LoopBody::over_shape(shape);
-        LoopBuilder { body, shape, axis, reductions: Vec::new(), results: Vec::new() }
+        LoopBuilder { body, shape, axis, reductions: ReductionList::default(), results: Vec::new() }
     }
 
     /// Adds a step; returns whether it can be part of the loop.
@@ -54,7 +53,7 @@ impl<'a> LoopBuilder<'a> {
                     return Ok(false);
                 }
                 let operand = self.operand(&operands[0], self.shape, l)?;
-                self.reduce(*op, operand, operands[0].dtype, result.dtype)
+                self.reductions.reduce(&mut self.body, *op, operand, operands[0].dtype, result.dtype)
             }
             Op::RmsNorm { axes: 1, .. } | Op::LayerNorm { axes: 1, .. } => {
                 let is_last = self.axis.is_some_and(|axis| axis + 1 == self.shape.len());
@@ -80,6 +79,24 @@ impl<'a> LoopBuilder<'a> {
         };
         self.define(result, value);
         Ok(true)
+    }
+
+    /// The norm of these operands: the elements of the rows, and weight and bias if there are any.
+    pub fn norm_of(
+        &mut self,
+        op: &Op,
+        operands: &[LocatedTensor],
+        l: &KernelLowering<'_>,
+    ) -> Result<LoopValue> {
+        let dtype = operands[0].dtype;
+        let mut values = Vec::with_capacity(operands.len());
+        for x in operands {
+            if x.dtype != dtype {
+                return Err(mismatch_error("the weight or bias of a norm", dtype, x.dtype));
+            }
+            values.push(self.operand(x, self.shape, l)?);
+        }
+        self.reductions.norm(&mut self.body, op, &values, dtype)
     }
 
     /// Declares that later steps read this value in place of a result.

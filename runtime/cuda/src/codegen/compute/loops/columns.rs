@@ -26,9 +26,9 @@ pub(super) fn lower(
 ) -> Option<Vec<GpuCommand>> {
     let positions: usize =
         nest.shape.iter().enumerate().filter(|(a, _)| *a != axis).map(|(_, n)| n).product();
-    let terms_of_data = nest.reductions.iter().all(|r| matches!(r.op, ReductionOp::Elements(_)));
+    let terms_of_data = nest.reductions.0.iter().all(|r| matches!(r.op, ReductionOp::Elements(_)));
     let stores_results = nest.body.stores.iter().all(|store| store.is_reduced || nest.shape[axis] == 1);
-    let before = nest.values_before(nest.reductions.iter().map(|r| r.operand));
+    let before = nest.values_before(nest.reductions.0.iter().map(|r| r.operand));
     let depends = |value: LoopValue| matches!(nest.body.values[value.0], Definition::Reduced { .. });
     let is_one_pass = (0..before.len()).all(|i| before[i] == ValueUse::Absent || !depends(LoopValue(i)));
     if !terms_of_data || !stores_results || !is_one_pass || nest.body.has_divisor() {
@@ -85,7 +85,7 @@ struct ColumnKernel<'k> {
 
 impl ColumnKernel<'_> {
     fn reductions(&self) -> impl Iterator<Item = (usize, &Reduction)> {
-        self.nest.reductions.iter().enumerate()
+        self.nest.reductions.0.iter().enumerate()
     }
 
     fn text(&self, vectors: usize, columns: usize) -> String {

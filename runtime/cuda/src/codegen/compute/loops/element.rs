@@ -2,43 +2,11 @@
 
 use symmc_ir::tensor::{read_f64, write_f64};
 use symmc_ir::{BinaryOp, DType, Op, Scalar, UnaryOp};
-use symmc_runtime::exec::LocatedTensor;
 
 use super::super::lowering::{KernelLowering, no_kernel};
-use super::super::space::Strides;
 use super::super::text::{bits, computed_type, float_literal, int_literal, stored_type};
 use super::body::{LoopBody, LoopValue};
-use super::build::LoopBuilder;
-use crate::codegen::command::{Commands, GpuCommand};
 use crate::error::{CudaError, Result};
-
-/// Lowers one op to a kernel.
-pub(in super::super) fn lower(
-    op: &Op,
-    operands: &[LocatedTensor],
-    result: &LocatedTensor,
-    l: &mut KernelLowering<'_>,
-) -> Commands {
-    let strides = Strides::from_slice(&result.strides);
-    let bytes = result.shape.iter().product::<usize>() * result.dtype.size();
-    if let Op::Full(scalar) = op
-        && bits(result.dtype, *scalar) == 0
-        && super::super::space::collapsed_axes(&result.shape, &result.strides).iter().all(|a| a.stride == 1)
-    {
-        return Ok((bytes > 0)
-            .then(|| GpuCommand::Zero { at: l.address_of(result), bytes })
-            .into_iter()
-            .collect());
-    }
-    let mut nest = LoopBuilder::new(&result.shape, None);
-    let mut values = Vec::with_capacity(operands.len());
-    for x in operands {
-        values.push((nest.operand(x, &result.shape, l)?, x.dtype));
-    }
-    let value = op_value(&mut nest.body, op, &values, result.dtype, l)?;
-    nest.body.store(l.address_of(result), strides, value);
-    Ok(nest.body.finish(symmc_ir::text::op_name(op), l).into_iter().collect())
-}
 
 /// The value of one op on values of a body; each operand comes with its dtype.
 pub(in super::super) fn op_value(

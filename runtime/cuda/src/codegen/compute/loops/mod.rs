@@ -12,7 +12,7 @@
 mod body;
 mod build;
 mod columns;
-pub(super) mod element;
+mod element;
 mod emit;
 mod flat;
 mod reduction;
@@ -21,14 +21,18 @@ mod strided_reads;
 
 use symmc_ir::Op;
 use symmc_ir::dispatch::reduced_axis;
+use symmc_ir::text::op_name;
 use symmc_runtime::exec::LocatedTensor;
 
 use super::lowering::{BoundOperation, KernelLowering, mismatch_error};
+use super::space::{Strides, is_contiguous};
+use super::text::bits;
 use crate::codegen::command::{Commands, GpuCommand};
 use crate::error::Result;
 
 pub(super) use body::{IndexTerm, LoopBody};
 pub(super) use build::{LoopBuilder, reads_same_elements};
+pub(super) use element::op_value;
 
 /// Lowers the steps of a loop to one kernel; `None` if their shapes do not allow it.
 pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result<Option<Vec<GpuCommand>>> {
@@ -55,6 +59,31 @@ pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result
     })
 }
 
+/// Lowers an element-wise op, or one that computes each element from its position.
+pub(super) fn lower_elements(
+    op: &Op,
+    operands: &[LocatedTensor],
+    result: &LocatedTensor,
+    l: &mut KernelLowering<'_>,
+) -> Commands {
+    if let Op::Full(scalar) = op
+        && bits(result.dtype, *scalar) == 0
+        && is_contiguous(result)
+    {
+        let bytes = result.shape.iter().product::<usize>() * result.dtype.size();
+        let zero = GpuCommand::Zero { at: l.address_of(result), bytes };
+        return Ok((bytes > 0).then_some(zero).into_iter().collect());
+    }
+    let mut nest = LoopBuilder::new(&result.shape, None);
+    let mut values = Vec::with_capacity(operands.len());
+    for x in operands {
+        values.push((nest.operand(x, &result.shape, l)?, x.dtype));
+    }
+    let value = element::op_value(&mut nest.body, op, &values, result.dtype, l)?;
+    nest.body.store(l.address_of(result), Strides::from_slice(&result.strides), value);
+    Ok(nest.body.finish(op_name(op), l).into_iter().collect())
+}
+
 /// Lowers a softmax or a norm over these axes of its operand, which are within a row.
 pub(super) fn lower_rows(
     op: &Op,
@@ -76,7 +105,7 @@ pub(super) fn lower_rows(
     let value = match op {
         Op::Softmax { log, .. } => {
             let operand = nest.operand(&x, &x.shape, l)?;
-            nest.softmax(*log, operand, x.dtype, result.dtype)
+            nest.reductions.softmax(&mut nest.body, *log, operand, x.dtype, result.dtype)
         }
         _ => {
             let weights = operands[1..].iter().cloned();
@@ -86,7 +115,7 @@ pub(super) fn lower_rows(
     };
     nest.define(&result, value);
     nest.store_results(l);
-    Ok(rows::lower(nest, split, symmc_ir::text::op_name(op), l).unwrap_or_default())
+    Ok(rows::lower(nest, split, op_name(op), l).unwrap_or_default())
 }
 
 /// A tensor with its axes in this order.

@@ -1,13 +1,11 @@
 //! Reductions within a loop nest: what they accumulate, and the norms and softmaxes that are composed of them.
 
 use symmc_ir::{DType, Op, ReductionKind};
-use symmc_runtime::exec::LocatedTensor;
 
-use super::super::lowering::{KernelLowering, mismatch_error, no_kernel};
+use super::super::lowering::no_kernel;
 use super::super::rows::reduction_name;
 use super::super::text::{computed_type, float_literal, stored_type};
-use super::body::LoopValue;
-use super::build::LoopBuilder;
+use super::body::{LoopBody, LoopValue};
 use crate::error::Result;
 
 /// A reduction of a value, which sets a number.
@@ -144,10 +142,15 @@ fn scaled(x: &str, unit: LoopValue, center: Option<LoopValue>) -> String {
     }
 }
 
-impl<'a> LoopBuilder<'a> {
+/// The reductions of a loop nest, in the order of its values.
+#[derive(Default)]
+pub(super) struct ReductionList(pub Vec<Reduction>);
+
+impl ReductionList {
     /// A reduction from one dtype to another.
-    pub(super) fn reduce(
+    pub fn reduce(
         &mut self,
+        body: &mut LoopBody,
         op: ReductionKind,
         operand: LoopValue,
         from: DType,
@@ -157,50 +160,44 @@ impl<'a> LoopBuilder<'a> {
         // range.
         let accumulator =
             if op == ReductionKind::Prod && from.is_float() { "double" } else { computed_type(from) };
-        self.reduce_to(op, operand, accumulator, stored_type(to))
+        self.reduce_to(body, op, operand, accumulator, stored_type(to))
     }
 
     fn reduce_to(
         &mut self,
+        body: &mut LoopBody,
         op: ReductionKind,
         operand: LoopValue,
         accumulator: &'static str,
         kind: &'static str,
     ) -> LoopValue {
-        let result = self.body.reduced(kind);
+        let result = body.reduced(kind);
         let op = ReductionOp::Elements(op);
-        self.reductions.push(Reduction { op, operand, result, accumulator, kind });
+        self.0.push(Reduction { op, operand, result, accumulator, kind });
         result
     }
 
-    /// A norm of these operands: the elements of the rows, and weight and bias if there are any.
-    pub(super) fn norm_of(
+    /// A norm of the first of these values, with weight and bias if there are more.
+    pub fn norm(
         &mut self,
+        body: &mut LoopBody,
         op: &Op,
-        operands: &[LocatedTensor],
-        l: &KernelLowering<'_>,
+        values: &[LoopValue],
+        dtype: DType,
     ) -> Result<LoopValue> {
         let (eps, centered, round_first) = match op {
             Op::RmsNorm { eps, round_first, .. } => (eps.0, false, *round_first),
             Op::LayerNorm { eps, .. } => (eps.0, true, false),
             _ => return Err(no_kernel(op)),
         };
-        let dtype = operands[0].dtype;
-        let mut values = Vec::with_capacity(operands.len());
-        for x in operands {
-            if x.dtype != dtype {
-                return Err(mismatch_error("the weight or bias of a norm", dtype, x.dtype));
-            }
-            values.push(self.operand(x, self.shape, l)?);
-        }
         let x = values[0];
         let (kind, stored) = (computed_type(dtype), stored_type(dtype));
-        let center = centered.then(|| self.reduce_to(ReductionKind::Mean, x, kind, kind));
-        let unit = self.body.reduced(kind);
-        let factor = self.body.reduced(kind);
+        let center = centered.then(|| self.reduce_to(body, ReductionKind::Mean, x, kind, kind));
+        let unit = body.reduced(kind);
+        let factor = body.reduced(kind);
         let eps = format!("({kind}){}", float_literal(dtype, eps));
         let op = ReductionOp::NormFactor { eps, unit, center };
-        self.reductions.push(Reduction { op, operand: x, result: factor, accumulator: kind, kind });
+        self.0.push(Reduction { op, operand: x, result: factor, accumulator: kind, kind });
         let mut normed = format!("({}) * v{}", scaled(&format!("get(v{})", x.0), unit, center), factor.0);
         if let Some(weight) = values.get(1) {
             if round_first {
@@ -212,26 +209,33 @@ impl<'a> LoopBuilder<'a> {
             normed = format!("{normed} + get(v{})", bias.0);
         }
         let operands = values.iter().copied().chain([unit, factor]).chain(center);
-        Ok(self.body.compute(stored, format!("Put<{stored}>::of({normed})"), operands))
+        Ok(body.compute(stored, format!("Put<{stored}>::of({normed})"), operands))
     }
 
     /// The softmax of rows.
-    pub(super) fn softmax(&mut self, log: bool, x: LoopValue, from: DType, to: DType) -> LoopValue {
+    pub fn softmax(
+        &mut self,
+        body: &mut LoopBody,
+        log: bool,
+        x: LoopValue,
+        from: DType,
+        to: DType,
+    ) -> LoopValue {
         let (kind, stored) = (computed_type(from), stored_type(to));
         let element = format!("get(v{})", x.0);
-        let max = self.reduce_to(ReductionKind::Max, x, kind, kind);
+        let max = self.reduce_to(body, ReductionKind::Max, x, kind, kind);
         let shifted = format!("{element} - v{}", max.0);
-        let power = self.body.compute(kind, format!("u_exp({shifted})"), [x, max]);
+        let power = body.compute(kind, format!("u_exp({shifted})"), [x, max]);
         // The logarithm of a sum near 1 depends on its difference from 1, so the sum is in double.
         let accumulator = if log { "double" } else { kind };
-        let sum = self.reduce_to(ReductionKind::Sum, power, accumulator, accumulator);
+        let sum = self.reduce_to(body, ReductionKind::Sum, power, accumulator, accumulator);
         let (expression, operands) = if log {
-            let shift = self.body.compute(kind, format!("({kind})u_log(v{})", sum.0), [sum]);
+            let shift = body.compute(kind, format!("({kind})u_log(v{})", sum.0), [sum]);
             (format!("{shifted} - v{}", shift.0), [x, max, shift])
         } else {
-            let scale = self.body.compute(kind, format!("1 / v{}", sum.0), [sum]);
+            let scale = body.compute(kind, format!("1 / v{}", sum.0), [sum]);
             (format!("v{} * v{}", power.0, scale.0), [power, scale, scale])
         };
-        self.body.compute(stored, format!("Put<{stored}>::of({expression})"), operands)
+        body.compute(stored, format!("Put<{stored}>::of({expression})"), operands)
     }
 }

@@ -90,7 +90,7 @@ impl<'k> RowKernel<'k> {
         let mut kernel = RowKernel { nest, split, group, n, chunks, levels, per_row, phases };
         kernel.find_levels();
         // Threads keep operands, or the operands of the first reductions, whichever are smaller.
-        let first = nest.reductions.iter().filter(|r| kernel.level(r) == 1).map(|r| r.operand.0);
+        let first = nest.reductions.0.iter().filter(|r| kernel.level(r) == 1).map(|r| r.operand.0);
         let cut: Vec<usize> = first.filter(|&v| !kernel.per_row[v]).collect();
         let (with_operands, with_cut) = (kernel.find_uses(&[]), kernel.find_uses(&cut));
         let [operand_bytes, cut_bytes] = [&with_operands, &with_cut].map(|phases| kernel.kept_bytes(phases));
@@ -119,7 +119,7 @@ impl<'k> RowKernel<'k> {
                 ),
                 Definition::Reduced { .. } => {
                     let value = LoopValue(self.levels.len());
-                    let mut reductions = self.nest.reductions.iter();
+                    let mut reductions = self.nest.reductions.0.iter();
                     let reduction = reductions.find(|r| r.results().any(|result| result == value));
                     let operands = reduction.into_iter().flat_map(Reduction::operands);
                     (operands.map(|v| self.levels[v.0]).max().unwrap_or(0) + 1, true)
@@ -132,7 +132,7 @@ impl<'k> RowKernel<'k> {
 
     /// The uses of values by each phase, if threads keep these values, and loads that several phases need.
     fn find_uses(&self, kept: &[usize]) -> Vec<Vec<ValueUse>> {
-        let (body, reductions) = (&self.nest.body, &self.nest.reductions);
+        let (body, reductions) = (&self.nest.body, &self.nest.reductions.0);
         let levels = reductions.iter().map(|r| self.level(r)).max().unwrap_or(0);
         let mut phases: Vec<Vec<ValueUse>> = Vec::new();
         for phase in 0..=levels {
@@ -215,7 +215,7 @@ impl<'k> RowKernel<'k> {
 
     /// Emits the reductions whose operands are of this level.
     fn emit_reductions(&self, out: &mut String, level: usize) {
-        let reductions = self.nest.reductions.iter().filter(|r| self.level(r) == level + 1);
+        let reductions = self.nest.reductions.0.iter().filter(|r| self.level(r) == level + 1);
         let current: Vec<(String, &Reduction)> =
             reductions.enumerate().map(|(k, r)| (format!("a{k}"), r)).collect();
         for (_, r) in &current {
