@@ -13,10 +13,34 @@ pub(super) struct Reduction {
     pub op: ReductionOp,
     pub operand: LoopValue,
     pub result: LoopValue,
-    /// The type of the accumulator.
-    accumulator: &'static str,
+    accumulator: Accumulator,
     /// The type of the result.
     pub kind: &'static str,
+}
+
+#[derive(Clone, Copy)]
+struct Accumulator {
+    kind: &'static str,
+    /// The type in which the reduction is computed again if it leaves the range of the first one.
+    wider: Option<&'static str>,
+}
+
+impl Accumulator {
+    /// An accumulator that stays in its range, or whose result is replaced otherwise.
+    fn of_kind(kind: &'static str) -> Accumulator {
+        Accumulator { kind, wider: None }
+    }
+
+    /// The accumulator of a reduction of elements of a dtype.
+    fn for_elements(op: ReductionKind, dtype: DType) -> Accumulator {
+        // A product may leave the range of float in either direction while its final value is within the range, and a
+        // sum may exceed it.
+        match computed_type(dtype) {
+            "float" if op == ReductionKind::Prod => Accumulator::of_kind("double"),
+            "float" if reduction_name(op) == "Sum" => Accumulator { kind: "float", wider: Some("double") },
+            kind => Accumulator::of_kind(kind),
+        }
+    }
 }
 
 pub(super) enum ReductionOp {
@@ -65,13 +89,8 @@ impl Reduction {
         }
     }
 
-    fn is_float_sum(&self) -> bool {
-        let of_elements = matches!(self.op, ReductionOp::Elements(_));
-        of_elements && self.name() == "Sum" && self.accumulator == "float"
-    }
-
     pub fn accumulator_of(&self, pass: Pass) -> &'static str {
-        if pass == Pass::Again && self.is_float_sum() { "double" } else { self.accumulator }
+        self.accumulator.wider.filter(|_| pass == Pass::Again).unwrap_or(self.accumulator.kind)
     }
 
     /// Combines the operand into an accumulator.
@@ -101,9 +120,8 @@ impl Reduction {
     pub fn repeat_condition(&self, accumulator: &str) -> Option<String> {
         match &self.op {
             ReductionOp::NormFactor { unit, .. } => Some(format!("v{} != 1", unit.0)),
-            // A sum of floats may leave their range while its final value is within the range.
             ReductionOp::Elements(_) => {
-                self.is_float_sum().then(|| format!("{accumulator} - {accumulator} != 0"))
+                self.accumulator.wider.map(|_| format!("{accumulator} - {accumulator} != 0"))
             }
         }
     }
@@ -156,11 +174,7 @@ impl ReductionList {
         from: DType,
         to: DType,
     ) -> LoopValue {
-        // A product may leave the range of float in either direction while its final value is within the
-        // range.
-        let accumulator =
-            if op == ReductionKind::Prod && from.is_float() { "double" } else { computed_type(from) };
-        self.reduce_to(body, op, operand, accumulator, stored_type(to))
+        self.reduce_to(body, op, operand, Accumulator::for_elements(op, from), stored_type(to))
     }
 
     fn reduce_to(
@@ -168,7 +182,7 @@ impl ReductionList {
         body: &mut LoopBody,
         op: ReductionKind,
         operand: LoopValue,
-        accumulator: &'static str,
+        accumulator: Accumulator,
         kind: &'static str,
     ) -> LoopValue {
         let result = body.reduced(kind);
@@ -192,12 +206,14 @@ impl ReductionList {
         };
         let x = values[0];
         let (kind, stored) = (computed_type(dtype), stored_type(dtype));
-        let center = centered.then(|| self.reduce_to(body, ReductionKind::Mean, x, kind, kind));
+        let center =
+            centered.then(|| self.reduce_to(body, ReductionKind::Mean, x, Accumulator::of_kind(kind), kind));
         let unit = body.reduced(kind);
         let factor = body.reduced(kind);
         let eps = format!("({kind}){}", float_literal(dtype, eps));
         let op = ReductionOp::NormFactor { eps, unit, center };
-        self.0.push(Reduction { op, operand: x, result: factor, accumulator: kind, kind });
+        let accumulator = Accumulator::of_kind(kind);
+        self.0.push(Reduction { op, operand: x, result: factor, accumulator, kind });
         let mut normed = format!("({}) * v{}", scaled(&format!("get(v{})", x.0), unit, center), factor.0);
         if let Some(weight) = values.get(1) {
             if round_first {
@@ -223,12 +239,13 @@ impl ReductionList {
     ) -> LoopValue {
         let (kind, stored) = (computed_type(from), stored_type(to));
         let element = format!("get(v{})", x.0);
-        let max = self.reduce_to(body, ReductionKind::Max, x, kind, kind);
+        let max = self.reduce_to(body, ReductionKind::Max, x, Accumulator::of_kind(kind), kind);
         let shifted = format!("{element} - v{}", max.0);
         let power = body.compute(kind, format!("u_exp({shifted})"), [x, max]);
         // The logarithm of a sum near 1 depends on its difference from 1, so the sum is in double.
-        let accumulator = if log { "double" } else { kind };
-        let sum = self.reduce_to(body, ReductionKind::Sum, power, accumulator, accumulator);
+        let sum_kind = if log { "double" } else { kind };
+        let accumulator = Accumulator::of_kind(sum_kind);
+        let sum = self.reduce_to(body, ReductionKind::Sum, power, accumulator, sum_kind);
         let (expression, operands) = if log {
             let shift = body.compute(kind, format!("({kind})u_log(v{})", sum.0), [sum]);
             (format!("{shifted} - v{}", shift.0), [x, max, shift])

@@ -6,15 +6,16 @@
 //! operands again, from the cache. Values that are one number per row are computed once, by all threads of the group.
 //!
 //! Memory is overwritten only after all threads of the group have read it. Results with the row's shape are stored in
-//! the last phase, each element by the thread that reads it. Results with one number per row are stored after that;
-//! such operands are loaded before the first reduction synchronizes.
+//! the last phase, each element by the thread that reads it, or in the phase that computes them if they are in place of
+//! no operand. Results with one number per row are stored after the last phase; such operands are loaded before the
+//! first reduction synchronizes.
 
 use std::fmt::Write as _;
 
 use super::super::lowering::KernelLowering;
 use super::super::rows::ThreadGroup;
 use super::super::text;
-use super::body::{Definition, LoopBody, LoopValue, linear};
+use super::body::{Definition, LoopBody, LoopValue, Store, linear};
 use super::build::LoopBuilder;
 use super::emit::{Access, ValueUse, function_text};
 use super::reduction::{Pass, Reduction, ReductionOp};
@@ -23,7 +24,10 @@ use crate::device::launch::KernelLaunch;
 
 /// The largest size of values that a thread keeps in registers, in blocks of up to 512 threads and in larger ones, in
 /// bytes.
-const MAX_KEPT_BYTES: [usize; 2] = [192, 96];
+const MAX_KEPT_BYTES: [usize; 2] = [192, 128];
+/// The accesses of a loop that are issued together if nothing is kept: of a thread with others, and of a thread that
+/// computes a row alone.
+const UNROLLED_ACCESSES: [usize; 2] = [2, 16];
 /// The fewest rows that threads compute one by one, if rows are adjacent in memory.
 const MIN_ADJACENT_ROWS: usize = 512;
 
@@ -80,14 +84,17 @@ struct RowKernel<'k> {
     per_row: Vec<bool>,
     /// The uses of values by each phase; the last phase is the one that stores.
     phases: Vec<Vec<ValueUse>>,
+    /// The type of offsets.
+    offset_type: &'static str,
 }
 
 impl<'k> RowKernel<'k> {
     fn new(nest: &'k LoopBuilder<'k>, split: usize, group: ThreadGroup) -> Self {
         let n = nest.body.shape[split..].iter().product::<usize>();
         let chunks = n.div_ceil(group.width).div_ceil(group.threads);
+        let offset_type = if n < 1 << 30 { nest.body.offset_type() } else { "i64" };
         let (levels, per_row, phases) = Default::default();
-        let mut kernel = RowKernel { nest, split, group, n, chunks, levels, per_row, phases };
+        let mut kernel = RowKernel { nest, split, group, n, chunks, levels, per_row, phases, offset_type };
         kernel.find_levels();
         // Threads keep operands, or the operands of the first reductions, whichever are smaller.
         let first = nest.reductions.0.iter().filter(|r| kernel.level(r) == 1).map(|r| r.operand.0);
@@ -137,7 +144,10 @@ impl<'k> RowKernel<'k> {
         let mut phases: Vec<Vec<ValueUse>> = Vec::new();
         for phase in 0..=levels {
             let reduced = reductions.iter().filter(|r| self.level(r) == phase + 1).map(|r| r.operand.0);
-            let stored = body.stores.iter().filter(|s| phase == levels && !s.is_reduced).map(|s| s.value.0);
+            let stored = body.stores.iter().filter(|store| {
+                phase == levels && !store.is_reduced && first_store_phase(body, store, &phases).is_none()
+            });
+            let stored = stored.map(|store| store.value.0);
             let mut uses = vec![ValueUse::Absent; body.values.len()];
             let mut open: Vec<usize> = reduced.chain(stored).collect();
             while let Some(value) = open.pop() {
@@ -177,11 +187,15 @@ impl<'k> RowKernel<'k> {
         let ThreadGroup { threads, block, width } = self.group;
         let body = &self.nest.body;
         let mut out = format!(
-            "    typedef i64 O;\n    const u32 at = group_row<{threads}, {block}>(), lane = threadIdx.x % {threads};\n    \
-             if (at >= {rows}u) return;\n    i64 t = at;\n"
+            "    typedef {} O;\n    const u32 at = group_row<{threads}, {block}>(), lane = threadIdx.x % {threads};\n    \
+             if (at >= {rows}u) return;\n    u32 t = at;\n",
+            self.offset_type
         );
-        for (axis, n) in body.shape[..self.split].iter().enumerate().rev() {
-            let _ = writeln!(out, "    const i64 c{axis} = t % {n}; t /= {n};");
+        for (axis, n) in body.shape[..self.split].iter().enumerate().skip(1).rev() {
+            let _ = writeln!(out, "    const O c{axis} = (O)(t % {n}u); t /= {n}u;");
+        }
+        if self.split > 0 {
+            out.push_str("    const O c0 = (O)t;\n");
         }
         for value in kept_values(&self.phases) {
             let _ =
@@ -226,7 +240,7 @@ impl<'k> RowKernel<'k> {
         }
         let joins: Vec<String> = current.iter().map(|(a, r)| r.join(a)).collect();
         let mut elements = String::new();
-        self.loop_over_row(&mut elements, level, &[], &joins.join(" "));
+        self.loop_over_row(&mut elements, level, &self.stores_of(level), &joins.join(" "));
         out.push_str("    {\n");
         self.run_pass(out, &elements, &current, Pass::First);
         let conditions: Vec<Option<String>> = current.iter().map(|(a, r)| r.repeat_condition(a)).collect();
@@ -278,13 +292,23 @@ impl<'k> RowKernel<'k> {
         }
     }
 
-    /// Emits the stores of full rows, and then those of numbers per row.
+    /// The stores of results with the row's shape in a phase: the first that computes their value, or the last if they
+    /// are in place of an operand.
+    fn stores_of(&self, phase: usize) -> Vec<usize> {
+        let stores = self.nest.body.stores.iter().enumerate().filter(|(_, store)| !store.is_reduced);
+        let phase_of = |store: &Store| first_store_phase(&self.nest.body, store, &self.phases);
+        let last = self.phases.len() - 1;
+        stores.filter(|(_, store)| phase_of(store).unwrap_or(last) == phase).map(|(k, _)| k).collect()
+    }
+
+    /// Emits the remaining stores of full rows, and then those of numbers per row.
     fn emit_stores(&self, out: &mut String) {
         let stores = &self.nest.body.stores;
-        let (of_rows, full): (Vec<usize>, Vec<usize>) =
-            (0..stores.len()).partition(|&k| stores[k].is_reduced);
+        let of_rows: Vec<usize> = (0..stores.len()).filter(|&k| stores[k].is_reduced).collect();
+        let last = self.phases.len() - 1;
+        let full = self.stores_of(last);
         if !full.is_empty() {
-            self.loop_over_row(out, self.phases.len() - 1, &full, "");
+            self.loop_over_row(out, last, &full, "");
         }
         if of_rows.is_empty() {
             return;
@@ -302,10 +326,10 @@ impl<'k> RowKernel<'k> {
     fn loop_over_row(&self, out: &mut String, phase: usize, stores: &[usize], each: &str) {
         let ThreadGroup { threads, width, .. } = self.group;
         let is_kept = kept_values(&self.phases).next().is_some();
-        let unroll = if is_kept { self.chunks.max(1) } else { 2 };
+        let unroll = if is_kept { self.chunks.max(1) } else { UNROLLED_ACCESSES[usize::from(threads == 1)] };
         let _ = writeln!(
             out,
-            "#pragma unroll {unroll}\n        for (int i = 0; i < {}; i++) {{\n        const i64 k = ((i64)i * {threads} + lane) * {width};\n        \
+            "#pragma unroll {unroll}\n        for (int i = 0; i < {}; i++) {{\n        const O k = ((O)i * {threads} + (O)lane) * {width};\n        \
              if (k >= {}) continue;",
             self.chunks, self.n
         );
@@ -316,12 +340,19 @@ impl<'k> RowKernel<'k> {
             let whole = if position == 0 { String::new() } else { format!(" % {stride}") };
             stride /= n;
             let divided = if stride == 1 { String::new() } else { format!(" / {stride}") };
-            let _ = writeln!(out, "        const i64 c{axis} = k{whole}{divided};");
+            let _ = writeln!(out, "        const O c{axis} = k{whole}{divided};");
         }
         let access = Access { width, uses: &self.phases[phase], stores, reduced: &[], each };
         self.nest.body.emit(out, &access);
         out.push_str("        }\n");
     }
+}
+
+/// The first of these phases that computes the stored value for each element, if the result is in place of no operand.
+fn first_store_phase(body: &LoopBody, store: &Store, phases: &[Vec<ValueUse>]) -> Option<usize> {
+    let is_in_place = body.loads().any(|(_, load)| load.at == store.at);
+    let computes = |uses: &Vec<ValueUse>| matches!(uses[store.value.0], ValueUse::Computed | ValueUse::Kept);
+    phases.iter().position(computes).filter(|_| !is_in_place)
 }
 
 /// The values that threads keep in registers from one phase to another.
