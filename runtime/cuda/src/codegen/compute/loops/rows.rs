@@ -96,19 +96,30 @@ impl<'k> RowKernel<'k> {
         let (levels, per_row, phases) = Default::default();
         let mut kernel = RowKernel { nest, split, group, n, chunks, levels, per_row, phases, offset_type };
         kernel.find_levels();
-        // Threads keep operands, or the operands of the first reductions, whichever are smaller.
-        let first = nest.reductions.0.iter().filter(|r| kernel.level(r) == 1).map(|r| r.operand.0);
-        let cut: Vec<usize> = first.filter(|&v| !kernel.per_row[v]).collect();
-        let (with_operands, with_cut) = (kernel.find_uses(&[]), kernel.find_uses(&cut));
-        let [operand_bytes, cut_bytes] = [&with_operands, &with_cut].map(|phases| kernel.kept_bytes(phases));
-        kernel.phases = if cut_bytes < operand_bytes { with_cut } else { with_operands };
-        if operand_bytes.min(cut_bytes) > MAX_KEPT_BYTES[usize::from(group.block > 512)] {
-            kernel.phases = kernel.find_uses(&[]);
-            for usage in kernel.phases.iter_mut().flatten().filter(|usage| **usage != ValueUse::Absent) {
-                *usage = ValueUse::Computed;
-            }
-        }
+        kernel.phases = kernel.choose_uses();
         kernel
+    }
+
+    /// The uses that keep the operands of later reductions, which are expensive (a softmax has powers), or else those
+    /// that keep the fewest bytes: loads, or the operands of the first reductions. Nothing is kept if that is too much.
+    fn choose_uses(&self) -> Vec<Vec<ValueUse>> {
+        let max_bytes = MAX_KEPT_BYTES[usize::from(self.group.block > 512)];
+        let reduced = |is_first: bool| {
+            let reductions = self.nest.reductions.0.iter().filter(move |r| (self.level(r) == 1) == is_first);
+            reductions.map(|r| r.operand.0).filter(|&v| !self.per_row[v]).collect::<Vec<usize>>()
+        };
+        let (first, later) = (reduced(true), reduced(false));
+        let smaller = |kept: &[usize]| {
+            let choices = [self.find_uses(kept), self.find_uses(&[kept, &first].concat())];
+            choices.into_iter().min_by_key(|uses| self.kept_bytes(uses))
+        };
+        let fits = |uses: &Vec<Vec<ValueUse>>| self.kept_bytes(uses) <= max_bytes;
+        smaller(&later).filter(fits).or_else(|| smaller(&[]).filter(fits)).unwrap_or_else(|| {
+            let mut uses = self.find_uses(&[]);
+            let kept = uses.iter_mut().flatten().filter(|usage| **usage != ValueUse::Absent);
+            kept.for_each(|usage| *usage = ValueUse::Computed);
+            uses
+        })
     }
 
     /// The level of the result of a reduction.
