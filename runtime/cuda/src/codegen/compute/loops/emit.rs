@@ -48,7 +48,7 @@ impl LoopBody {
             let value = match definition {
                 _ if access.uses[i] == ValueUse::Absent => continue,
                 Definition::Load(load) => self.element(i, load, access),
-                _ if access.uses[i] == ValueUse::Register => format!("x{i}[i].e[j]"),
+                _ if access.uses[i] == ValueUse::Register => format!("x{i}[i][j]"),
                 Definition::Computed { expression, .. } => expression.clone(),
                 Definition::Reduced { .. } => {
                     let known = access.reduced.iter().find(|(value, _)| value.0 == i);
@@ -57,7 +57,7 @@ impl LoopBody {
             };
             let _ = writeln!(out, "            const {} v{i} = {value};", definition.kind());
             if access.uses[i] == ValueUse::Kept && !matches!(definition, Definition::Load(_)) {
-                let _ = writeln!(out, "            x{i}[i].e[j] = v{i};");
+                let _ = writeln!(out, "            x{i}[i][j] = v{i};");
             }
         }
         for &k in access.stores {

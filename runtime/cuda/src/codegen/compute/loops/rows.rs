@@ -209,8 +209,12 @@ impl<'k> RowKernel<'k> {
             out.push_str("    const O c0 = (O)t;\n");
         }
         for value in kept_values(&self.phases) {
-            let _ =
-                writeln!(out, "    Few<{}, {width}> x{value}[{}];", body.values[value].kind(), self.chunks);
+            let (definition, chunks) = (&body.values[value], self.chunks);
+            let kind = definition.kind();
+            let _ = match definition {
+                Definition::Load(_) => writeln!(out, "    Few<{kind}, {width}> x{value}[{chunks}];"),
+                _ => writeln!(out, "    {kind} x{value}[{chunks}][{width}];"),
+            };
         }
         for level in 0..self.phases.len() {
             self.emit_row_scalars(&mut out, level);
