@@ -5,14 +5,13 @@ use std::time::Duration;
 use indexmap::IndexMap;
 use serde::de::DeserializeOwned;
 use symmc_check::CheckedPlan;
-use symmc_control::{LaunchConfig, LocateStep, RankCommand, launch_ranks};
+use symmc_control::{LaunchConfig, LocateStep, RankCommand, RankConfig, launch_ranks};
 use symmc_cuda::CudaConfig;
 use symmc_ir::machine::{
     self, CollectiveCurve, CopyCurve, DispatchCapabilities, ExitBarrier, MachineProfile, Provenance,
     TargetBackend,
 };
 use symmc_ir::{CollectiveName, CollectiveVariant, SymbolBindings};
-use symmc_runtime::host::HostConfig;
 use symmc_runtime::job;
 
 pub use symmc_cuda::bench::{BenchConfig, Measurements, ProgramBench};
@@ -47,7 +46,6 @@ pub fn measure_collectives(
             ranks,
             groups: 1,
             arena: 0,
-            first: 0,
             limit,
             locate_step: LocateStep::default(),
             segments: &|_| Vec::new(),
@@ -216,7 +214,7 @@ pub fn measure_program(
     bench: &ProgramBench,
     command: &RankCommand,
 ) -> Result<Vec<[f64; 3]>, Error> {
-    let config = HostConfig { limit: Duration::from_secs(120), ..HostConfig::default() };
+    let config = RankConfig { limit: Duration::from_secs(120), ..RankConfig::default() };
     let gpus = gpus.clone();
     let bench = bench.clone();
     let task = |plan| RankTask::MeasureProgram(ProgramTask { plan, gpus, bench });

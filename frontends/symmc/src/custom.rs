@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use symmc_check::CheckedPlan;
 use symmc_control::RankCommand;
-use symmc_runtime::host::expect_kernels;
+use symmc_runtime::exec::expect_kernels;
 
 pub use symmc_runtime::custom::{
     CustomCall, CustomError, CustomKernelRegistry, Element, KernelSignature, PeerResult, ValueMismatch, bf16,

@@ -8,9 +8,10 @@ use symmc_cuda::{CudaConfig, CudaSession};
 pub use symmc_cuda::{GpuConfig, ProgressReporting};
 
 use symmc_check::CheckedPlan;
-use symmc_control::{Group, JoinTerm};
+use symmc_control::{Group, JoinTerm, RankConfig};
 use symmc_plan::ParsedPlan;
-use symmc_runtime::host::{HostConfig, HostSession, expect_kernels};
+use symmc_runtime::exec::expect_kernels;
+use symmc_runtime::host::HostSession;
 use symmc_runtime::job::{SessionRequest, open_on_host};
 use symmc_runtime::session::{DeviceSession, MemoryUsage};
 use symmc_runtime::{CustomKernelRegistry, RunError};
@@ -76,7 +77,7 @@ impl SessionDevice {
         plan: &CheckedPlan,
         rank: u32,
         kernels: &CustomKernelRegistry,
-        config: &HostConfig,
+        config: &RankConfig,
     ) -> Result<MemoryUsage, RunError> {
         match self {
             SessionDevice::Host => HostSession::memory_budget(plan, rank, kernels, config),
@@ -91,7 +92,7 @@ impl SessionDevice {
         plan: &CheckedPlan,
         group: &Group,
         kernels: &CustomKernelRegistry,
-        config: &HostConfig,
+        config: &RankConfig,
     ) -> Result<Box<dyn DeviceSession>, RunError> {
         match self {
             SessionDevice::Host => {

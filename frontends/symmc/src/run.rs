@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
-use symmc_control::{Membership, RankCommand};
+use symmc_control::{Membership, RankCommand, RankConfig};
 use symmc_ir::entity::Entity;
 use symmc_ir::{OutputKind, Tensor, interp};
 use symmc_runtime::custom::CustomKernelRegistry;
-use symmc_runtime::host::{HostConfig, LaneThreads};
 use symmc_runtime::job::{self, Job, JobResult, RankJob, RunTimes, SessionRequest};
 
 use crate::device::RunDevice;
@@ -94,10 +93,8 @@ impl RunConfig {
         RunConfig { trace: trace.into(), ..self }
     }
 
-    /// With random delays the lanes of a rank run at the same time, so that every order that the plan allows can occur.
-    fn host_config(&self) -> HostConfig {
-        let threads = if self.chaos.is_some() { LaneThreads::Each } else { LaneThreads::One };
-        HostConfig { limit: clamp_wait(self.timeout), chaos: self.chaos, threads, ..HostConfig::default() }
+    fn rank_config(&self) -> RankConfig {
+        RankConfig { limit: clamp_wait(self.timeout), chaos: self.chaos, ..RankConfig::default() }
     }
 }
 
@@ -146,7 +143,7 @@ pub fn run_timed(
         inputs: &work.inputs,
         repeats: config.repeats.max(1),
         trace: config.trace.clone(),
-        config: config.host_config(),
+        config: config.rank_config(),
     };
     let device = config.device.clone();
     Ok(match backend {
@@ -253,7 +250,7 @@ pub fn run_joined_timed(
         repeats: config.repeats.max(1),
         trace: config.trace.clone(),
         settings: &work.settings,
-        config: config.host_config(),
+        config: config.rank_config(),
     };
     let open = |request: &SessionRequest<'_>| config.device.open_session(request, &config.kernels);
     Ok(job::run_rank(place, &job, &open)?)

@@ -10,23 +10,25 @@ use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
 use symmc_control::{
-    Group, JoinTerm, LeaveMode, MemorySegment, ProgressRecording, SharedRunMemory, enter_rank_span,
+    Group, JoinTerm, JoinedRank, LeaveMode, MemorySegment, ProgressRecording, RankConfig, SharedRunMemory,
+    enter_rank_span,
 };
 use symmc_ir::{InputKind, SymbolBindings, Tensor};
 use symmc_plan::{ParsedPlan, Plan};
 
-use super::config::{HostConfig, arena_size, count_groups};
 use super::queue::{HostRunQueue, PendingHostRun, ResolvedHostRun};
-use super::session_rank::SessionRank;
 use crate::custom::CustomKernelRegistry;
-use crate::error::{Result, RunError};
-use crate::exec::{ByteSpan, Executor, InputData, RankMemory, ResolvedProgram, unread_plan_error};
+use crate::error::{Result, RunError, session_ended_error};
+use crate::exec::{
+    ByteSpan, ExecConfig, Executor, InputData, Lanes, RankMemory, ResolvedProgram, Timing, expect_kernels,
+};
 use crate::kernels::ScratchNeeds;
+use crate::session::join::{count_groups, join_session, symmetric_bytes};
 use crate::session::memory_usage::{self, ConstantStorage};
 use crate::session::{
     DeviceMemory, DeviceName, DeviceRange, DeviceSession, MemoryUsage, Port, PortBackend, PortMemory,
     PortStorage, RawStream, SessionLayout, SessionPorts, SharedTensor, SizedProgram, arenas_released_error,
-    check_proposals, encode_proposal, run_in_progress_error, session_ended_error,
+    check_proposals, encode_proposal, run_in_progress_error,
 };
 
 /// The longest wait for peers in earlier runs before a session is aborted.
@@ -35,7 +37,7 @@ const MAX_WAIT_BEFORE_ABORT: Duration = Duration::from_millis(200);
 /// A plan on one rank of the host.
 pub struct HostSession {
     /// `None` once the session has ended.
-    session_rank: Option<Arc<SessionRank>>,
+    session_rank: Option<Arc<JoinedRank>>,
     rank: u32,
     ports: SessionPorts<MemorySegment>,
     ordinary_arena: Option<Arc<MemorySegment>>,
@@ -48,7 +50,7 @@ pub struct HostSession {
     /// The other programs, by number.
     parked: Vec<Option<ParkedProgram>>,
     layout: SessionLayout,
-    config: HostConfig,
+    config: RankConfig,
 }
 
 /// A program of the session while another one is selected.
@@ -65,13 +67,13 @@ impl HostSession {
         plan: &CheckedPlan,
         group: &Group,
         kernels: &CustomKernelRegistry,
-        config: &HostConfig,
+        config: &RankConfig,
         terms: Vec<JoinTerm>,
     ) -> Result<HostSession> {
         let _span = enter_rank_span(group.rank());
         let started = Instant::now();
         expect_kernels(plan, kernels).map_err(|error| group.decline(error))?;
-        let joined = Arc::new(SessionRank::join_session(plan, group, config, terms)?);
+        let joined = Arc::new(join_session(plan, group, config, terms)?);
         let opened = HostSession::open_joined(&joined, plan, kernels, config);
         let session = opened.and_then(|session| joined.start().map(|()| session));
         let session = session.map_err(|error| joined.fail_run(error))?;
@@ -86,16 +88,16 @@ impl HostSession {
     /// Opens a session of a checked plan on a rank that has joined the others, and has yet to [start]. A
     /// session leaves the others when it ends, unless its caller holds the rank too.
     ///
-    /// [start]: SessionRank::start
+    /// [start]: JoinedRank::start
     ///
     /// Fails if an op has no kernel, or there is not enough memory.
     pub fn open_joined(
-        joined: &Arc<SessionRank>,
+        joined: &Arc<JoinedRank>,
         plan: &ParsedPlan,
         kernels: &CustomKernelRegistry,
-        config: &HostConfig,
+        config: &RankConfig,
     ) -> Result<HostSession> {
-        let executor = Executor::new(plan, joined.comm().rank(), kernels, config.exec_config())?;
+        let executor = Executor::new(plan, joined.comm().rank(), kernels, exec_config(config))?;
         let mut ports = SessionPorts::new(executor, (1, config.callers))?;
         let room = config.extendable.then(|| SessionLayout::reserved_capacity(plan));
         if room.is_some() && config.callers > 0 {
@@ -105,7 +107,7 @@ impl HostSession {
         if room.is_some() {
             ports.set_placement(layout.program_placement(0))?;
         }
-        let queue = HostRunQueue::new(config.exec_config(), ports.scratch_needs());
+        let queue = HostRunQueue::new(exec_config(config), ports.scratch_needs());
         Ok(HostSession {
             session_rank: Some(joined.clone()),
             rank: joined.comm().rank(),
@@ -127,17 +129,17 @@ impl HostSession {
         plan: &CheckedPlan,
         rank: u32,
         kernels: &CustomKernelRegistry,
-        config: &HostConfig,
+        config: &RankConfig,
     ) -> Result<MemoryUsage> {
         expect_kernels(plan, kernels)?;
-        let mut executor = Executor::new(plan, rank, kernels, config.exec_config())?;
+        let mut executor = Executor::new(plan, rank, kernels, exec_config(config))?;
         let needs = executor.scratch_needs();
         Ok(MemoryUsage {
             ordinary: arena_size(plan.arenas.ordinary)?,
             symmetric: if config.extendable {
                 SessionLayout::new(plan, Some(0)).required_bytes()
             } else {
-                config.symmetric_bytes(plan)?
+                symmetric_bytes(plan, config)?
             },
             flags: SharedRunMemory::bytes_per_rank(plan.ranks, count_groups(plan)),
             scratch: needs.iter().map(ScratchNeeds::bytes).sum(),
@@ -160,7 +162,7 @@ impl HostSession {
             return Err(RunError::Invalid("the session was not opened for several programs".into()));
         }
         expect_kernels(plan, kernels)?;
-        let executor = Executor::new(plan, self.rank, kernels, self.config.exec_config())?;
+        let executor = Executor::new(plan, self.rank, kernels, exec_config(&self.config))?;
         let mut ports = SessionPorts::new(executor, (1, 0))?;
         let needs = ports.scratch_needs();
         let mut layout = self.layout.clone();
@@ -192,7 +194,7 @@ impl HostSession {
         Ok(())
     }
 
-    fn session_rank(&self) -> Result<Arc<SessionRank>> {
+    fn session_rank(&self) -> Result<Arc<JoinedRank>> {
         self.session_rank.clone().ok_or_else(session_ended_error)
     }
 
@@ -437,7 +439,7 @@ impl DeviceSession for HostSession {
             .exchange_bytes(&(bytes as u64).to_le_bytes())
             .map_err(|error| joined.fail_run(error))?;
         let range = self.ports.caller_arena().allocate_block(&sizes, rank)?;
-        Ok(Arc::new(HostArenaBlock { arena: joined.comm().shared_arena().clone(), range }))
+        Ok(Arc::new(HostArenaBlock { arena: joined.comm().arena().clone(), range }))
     }
 
     fn share_tensor(&self, tensor: &Arc<Tensor>) -> Result<SharedTensor> {
@@ -594,10 +596,14 @@ fn caller_memory_error() -> RunError {
     )
 }
 
-/// Checks that the host runs every node of a plan. This is checked when a plan is made for the host; no rank
-/// refuses a plan that passes.
-pub fn expect_kernels(plan: &ParsedPlan, kernels: &CustomKernelRegistry) -> Result<()> {
-    plan.programs().try_for_each(|program| kernels.expect_kernels(&program.map_err(unread_plan_error)?.graph))
+/// The configuration of a rank's walk of steps.
+fn exec_config(config: &RankConfig) -> ExecConfig {
+    let lanes = if config.chaos.is_some() { Lanes::Threads } else { Lanes::Inline };
+    ExecConfig { lanes, timing: Timing::Off }
+}
+
+fn arena_size(bytes: u64) -> Result<usize> {
+    usize::try_from(bytes).map_err(|e| RunError::system(format!("an arena of {bytes} bytes"), e))
 }
 
 fn allocate_ordinary(plan: &Plan) -> Result<Arc<MemorySegment>> {

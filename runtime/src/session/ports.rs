@@ -459,10 +459,6 @@ pub fn run_in_progress_error() -> RunError {
     RunError::Invalid(IN_PROGRESS.into())
 }
 
-pub fn session_ended_error() -> RunError {
-    RunError::Invalid("the session has ended".into())
-}
-
 /// The error of a session whose arenas are released.
 pub fn arenas_released_error() -> RunError {
     RunError::Invalid("the memory of the session was released: resume the session first".into())

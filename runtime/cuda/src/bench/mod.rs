@@ -11,10 +11,10 @@ mod results;
 
 use std::time::Duration;
 
+use symmc_control::JoinedRank;
 use symmc_ir::collective::{CollectiveVariant, ExitBarrierPolicy};
 use symmc_ir::{CollectiveKind, DType};
 use symmc_runtime::RunError;
-use symmc_runtime::host::SessionRank;
 
 use self::rank::{CollectiveCase, MAX_LL_BYTES, RankBench, prepared_on_all_ranks};
 pub use self::results::{BenchConfig, MeasuredCollective, MeasuredNorm, Measurements, NormImplementation};
@@ -27,7 +27,7 @@ pub use crate::session::{ProgramBench, measure_program};
 /// Measures all cases, and copies, on a rank that has joined the others. All ranks call this together. Fails
 /// if the machine lacks something that every case needs, or a peer failed.
 pub fn collectives(
-    rank: &SessionRank,
+    rank: &JoinedRank,
     gpus: &CudaConfig,
     limit: Duration,
     config: &BenchConfig,

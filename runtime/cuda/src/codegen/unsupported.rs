@@ -12,10 +12,10 @@ use symmc_ir::collective::{CollectiveKind, CollectiveReduceOp};
 use symmc_plan::ParsedPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::custom::ValueMismatch;
+use symmc_runtime::exec::expect_kernels;
 use symmc_runtime::exec::{
     CustomKernelRegistry, LocatedTensor, ResolvedCollective, ResolvedProgram, StepWork,
 };
-use symmc_runtime::host::expect_kernels;
 use symmc_support::parallel;
 
 use crate::codegen::addresses::AddressMap;

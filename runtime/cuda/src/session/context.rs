@@ -7,13 +7,13 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use symmc_check::CheckedPlan;
+use symmc_control::RankConfig;
 use symmc_plan::{ParsedPlan, Plan};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{
     CustomKernelRegistry, ExecConfig, ExecutableStep, Executor, MemorySpace, ProgramPlacement,
     ResolvedProgram, StepWork,
 };
-use symmc_runtime::host::HostConfig;
 use symmc_runtime::session::memory_usage::{self, ConstantStorage};
 use symmc_runtime::session::{CallerArena, MemoryUsage};
 
@@ -55,7 +55,7 @@ impl ExecutionContext {
         exchange: &dyn RankExchange,
         device: &Arc<Device>,
         gpu: &GpuConfig,
-        &HostConfig { limit, chaos, .. }: &HostConfig,
+        &RankConfig { limit, chaos, .. }: &RankConfig,
     ) -> Result<ExecutionContext> {
         let arena =
             SymmetricArena::new(gpu.arena, device, exchange, sizes.symmetric + sizes.control.bytes(), limit)?;
@@ -282,7 +282,7 @@ pub fn memory_budget(
     plan: &CheckedPlan,
     rank: u32,
     gpu: &GpuConfig,
-    config: &HostConfig,
+    config: &RankConfig,
 ) -> Result<MemoryUsage, RunError> {
     unsupported::check_supported(plan, &[])?;
     let attention = match gpu.products {

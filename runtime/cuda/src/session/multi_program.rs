@@ -7,10 +7,10 @@
 
 use symmc_check::CheckedPlan;
 use symmc_runtime::RunError;
+use symmc_runtime::error::session_ended_error;
 use symmc_runtime::exec::{CustomKernelRegistry, ExecConfig, Executor};
 use symmc_runtime::session::{
     Port, SessionLayout, SessionPorts, arenas_released_error, check_proposals, encode_proposal,
-    session_ended_error,
 };
 
 use super::context::ContextSizes;
