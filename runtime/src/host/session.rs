@@ -247,11 +247,10 @@ impl HostSession {
         let ResolvedHostRun { sized: SizedProgram { program: bound, .. }, memory, .. } = resolved;
         let mut out = Vec::new();
         for (i, input) in bound.inputs.iter().enumerate() {
-            let once = self.ports.state(Port::Input(i)).is_loaded && !self.ports.is_rewritable(i);
-            let Some(offset) = input.fixed.filter(|_| !once && input.kind != InputKind::Argument) else {
-                continue;
-            };
-            self.ports.state_mut(Port::Input(i)).is_loaded = true;
+            let state = self.ports.state_mut(Port::Input(i));
+            let is_pending = input.kind != InputKind::Argument && !state.is_loaded();
+            let Some(offset) = input.fixed.filter(|_| is_pending) else { continue };
+            state.set_loaded();
             let memory_span = memory.inputs[i];
             let from = if memory_span.ptr.is_null() {
                 bound.constant_data(i).map(ByteSpan::from_slice)
@@ -411,7 +410,7 @@ impl DeviceSession for HostSession {
 
     unsafe fn bind_port(&mut self, port: Port, memory: Option<DeviceRange>) -> Result<()> {
         self.ports.expect_port(port)?;
-        if self.ports.state(port).binding == memory {
+        if self.ports.state(port).binding() == memory {
             return Ok(());
         }
         let ordinary = self.ordinary_arena.as_ref().map(|s| ("the ordinary arena", segment_range(s)));
@@ -447,9 +446,9 @@ impl DeviceSession for HostSession {
     }
 
     fn port_memory(&mut self, port: Port) -> Result<PortMemory> {
-        let was_given = self.ports.state(port).has_data;
+        let was_given = self.ports.state(port).has_data();
         let memory = self.expose_port(port)?;
-        if self.ports.state(port).has_data != was_given {
+        if self.ports.state(port).has_data() != was_given {
             self.next_resolved = None;
         }
         Ok(memory)

@@ -474,7 +474,7 @@ impl DeviceSession for CudaSession {
 
     unsafe fn bind_port(&mut self, port: Port, memory: Option<DeviceRange>) -> Result<(), RunError> {
         self.ports.expect_port(port)?;
-        let before = self.ports.state(port).binding;
+        let before = self.ports.state(port).binding();
         if before == memory {
             return Ok(());
         }
