@@ -21,7 +21,7 @@ use symmc_control::{MemorySegment, RankCommunicator, SharedRunMemory};
 use symmc_ir::collective::{
     AllToAllSplits, CollectiveKind, CollectiveName, CollectiveReduceOp, CollectiveVariant, ExitBarrierPolicy,
 };
-use symmc_ir::machine::{CollectiveCurve, CopyCurve, ExitBarrier, MachineProfile, Provenance, TargetBackend};
+use symmc_ir::machine::{Backend, CollectiveCurve, CopyCurve, ExitBarrier, MachineProfile, Provenance};
 use symmc_ir::types::DType;
 use symmc_runtime::call::{CallRegion, CollectiveCall, RegionMemory};
 use symmc_runtime::exec::Communicator;
@@ -316,7 +316,7 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
         version: symmc_ir::machine::VERSION,
         name: "host".into(),
         about: format!("Processes of one machine with {cores} processors, over shared memory."),
-        backend: TargetBackend::Host,
+        backend: Backend::Host,
         multiprocessors: None,
         throughput: None,
         product_rates: vec![],

@@ -33,7 +33,7 @@ pub use memory::{DeviceMemory, DeviceName, SharedTensor};
 pub use memory_usage::MemoryUsage;
 pub use port::{DeviceRange, Port, PortMemory, PortStorage};
 pub use port_state::PortState;
-pub use ports::{PortBackend, SessionPorts, SizedProgram, arenas_released_error, run_in_progress_error};
+pub use ports::{PortDevice, SessionPorts, SizedProgram, arenas_released_error, run_in_progress_error};
 
 /// A stream of a device, by its driver's handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use symmc::unstable::cuda::codegen::command::GpuCommand;
 use symmc::unstable::cuda::codegen::compute::{
-    AttentionBackend, BoundOperation, GEMM_WORKSPACE, InputUse, KernelLowering, KernelTarget, STATUS_BYTES,
+    AlgorithmSelection, BoundOperation, GEMM_WORKSPACE, InputUse, KernelLowering, KernelTarget, STATUS_BYTES,
     lower, workspace,
 };
 use symmc::unstable::cuda::device::launch::{DevicePtr, PortBases};
@@ -285,7 +285,7 @@ fn emulate(programs: &[EmulatedRun], fail: &mut impl FnMut(String)) -> usize {
         shared: 225 << 10,
         wgmma: true,
         inputs: InputUse::Read,
-        attention: AttentionBackend::Kernels,
+        attention: AlgorithmSelection::Heuristic,
     };
     let needed = |of: &BoundOperation<'_>| workspace(of.op, of.operands, of.results, &machine);
     let room = operations.iter().flatten().map(needed).max().unwrap_or(0).max(GEMM_WORKSPACE);

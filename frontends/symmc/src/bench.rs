@@ -8,8 +8,7 @@ use symmc_check::CheckedPlan;
 use symmc_control::{LaunchConfig, LocateStep, RankCommand, RankConfig, launch_ranks};
 use symmc_cuda::CudaConfig;
 use symmc_ir::machine::{
-    self, CollectiveCurve, CopyCurve, DispatchCapabilities, ExitBarrier, MachineProfile, Provenance,
-    TargetBackend,
+    self, Backend, CollectiveCurve, CopyCurve, DispatchCapabilities, ExitBarrier, MachineProfile, Provenance,
 };
 use symmc_ir::{CollectiveName, CollectiveVariant, SymbolBindings};
 use symmc_runtime::job;
@@ -121,7 +120,7 @@ pub fn build_profile(name: &str, measured: &[Measurements], date: &str) -> Resul
         version: machine::VERSION,
         name: name.into(),
         about: describe_measurement(ranks, &first.machine, date),
-        backend: TargetBackend::Cuda,
+        backend: Backend::Cuda,
         multiprocessors: Some(first.multiprocessors),
         dispatches: DispatchCapabilities::GPU,
         throughput: MachineProfile::builtin(MachineProfile::nearest_builtin(ranks))

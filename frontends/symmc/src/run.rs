@@ -1,4 +1,4 @@
-//! Runs a plan on a backend.
+//! Runs a plan on all its ranks.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::workload::Workload;
 /// The distance of the noise of two seeds: only a run with at least this many repetitions repeats the noise of the next seed.
 const RUNS_OF_A_SEED: u64 = 1 << 32;
 
-/// The threads or processes that run a plan.
+/// The threads or processes that run the ranks of a plan.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Backend {
+pub enum Execution {
     /// The reference interpreter runs the imported program of all ranks in this process. No plan is executed.
     Interpreter,
     /// The ranks are threads of this process.
@@ -118,10 +118,10 @@ pub fn check_device_support(plan: &CheckedPlan, config: &RunConfig) -> Result<()
 pub fn run(
     plan: &CheckedPlan,
     work: &Workload,
-    backend: &Backend,
+    execution: &Execution,
     config: &RunConfig,
 ) -> Result<Vec<Vec<Tensor>>, Error> {
-    run_timed(plan, work, backend, config).map(|ran| ran.outputs)
+    run_timed(plan, work, execution, config).map(|ran| ran.outputs)
 }
 
 /// As [`run`], with the times of the runs. The interpreter runs all ranks at once and has one time for all of them.
@@ -131,10 +131,10 @@ pub fn run(
 pub fn run_timed(
     plan: &CheckedPlan,
     work: &Workload,
-    backend: &Backend,
+    execution: &Execution,
     config: &RunConfig,
 ) -> Result<JobResult, Error> {
-    if let Backend::Interpreter = backend {
+    if let Execution::Interpreter = execution {
         return interpret(plan, work, config, None);
     }
     let job = Job {
@@ -146,8 +146,8 @@ pub fn run_timed(
         config: config.rank_config(),
     };
     let device = config.device.clone();
-    Ok(match backend {
-        Backend::Processes(command) => job::launch_job(&job, command, |job| RankTask::Run { device, job })?,
+    Ok(match execution {
+        Execution::Processes(command) => job::launch_job(&job, command, |job| RankTask::Run { device, job })?,
         _ => {
             let open = |request: &SessionRequest<'_>| device.open_session(request, &config.kernels);
             job::run_threads(&job, &open)?
@@ -156,7 +156,7 @@ pub fn run_timed(
 }
 
 /// The outputs of the interpreter for each rank, with random noise from `seed` added to every rounding. Outputs that differ
-/// much from those of [`Backend::Interpreter`] are sensitive to rounding errors, and differ on other backends too.
+/// much from those of [`Execution::Interpreter`] are sensitive to rounding errors, and differ on other backends too.
 ///
 /// # Errors
 /// As [`run`] by the interpreter.

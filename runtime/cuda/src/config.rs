@@ -6,7 +6,7 @@ use symmc_plan::ParsedPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::job::SessionRequest;
 
-use crate::codegen::compute::gemm_search::AlgorithmSelection;
+use crate::codegen::compute::AlgorithmSelection;
 use crate::codegen::unsupported::check_supported;
 use crate::device::arena::ArenaSource;
 use crate::device::driver;

@@ -18,7 +18,7 @@ pub mod nccl;
 pub mod program;
 pub mod session;
 
-pub use codegen::compute::gemm_search::AlgorithmSelection;
+pub use codegen::compute::AlgorithmSelection;
 pub use config::CudaConfig;
 pub use error::CudaError;
 pub use session::{CudaSession, GpuConfig, ProgressReporting};

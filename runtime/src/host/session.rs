@@ -26,7 +26,7 @@ use crate::kernels::ScratchNeeds;
 use crate::session::join::{count_groups, join_session, symmetric_bytes};
 use crate::session::memory_usage::{self, ConstantStorage};
 use crate::session::{
-    DeviceMemory, DeviceName, DeviceRange, DeviceSession, MemoryUsage, Port, PortBackend, PortMemory,
+    DeviceMemory, DeviceName, DeviceRange, DeviceSession, MemoryUsage, Port, PortDevice, PortMemory,
     PortStorage, RawStream, SessionLayout, SessionPorts, SharedTensor, SizedProgram, arenas_released_error,
     check_proposals, encode_proposal, run_in_progress_error,
 };
@@ -311,7 +311,7 @@ impl HostSession {
     }
 }
 
-impl PortBackend for HostSession {
+impl PortDevice for HostSession {
     type Memory = MemorySegment;
 
     fn ports(&mut self) -> &mut SessionPorts<MemorySegment> {

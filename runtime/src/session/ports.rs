@@ -33,7 +33,7 @@ const KEPT: usize = 64;
 const FEW: usize = 8;
 
 /// The device of a session: the functions that [`SessionPorts`] needs of it.
-pub trait PortBackend {
+pub trait PortDevice {
     type Memory: DeviceMemory;
 
     fn ports(&mut self) -> &mut SessionPorts<Self::Memory>;

@@ -84,8 +84,8 @@ pub struct RunArgs {
     )]
     pub rtol: Option<f64>,
     /// What runs the ranks
-    #[arg(long, value_enum, default_value_t = BackendArg::Host, help_heading = "Execution")]
-    pub backend: BackendArg,
+    #[arg(long, value_enum, default_value_t = ExecutionArg::Host, help_heading = "Execution")]
+    pub backend: ExecutionArg,
     /// Which launcher starts the ranks
     ///
     /// With torchrun, mpi or slurm this process is one of the ranks.
@@ -219,7 +219,7 @@ pub enum ArenaArg {
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BackendArg {
+pub enum ExecutionArg {
     /// One process per rank over shared memory
     Host,
     /// One process per rank, each with a GPU

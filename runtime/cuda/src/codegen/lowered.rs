@@ -9,7 +9,7 @@ use symmc_runtime::exec::{ExecutableStep, ResolvedProgram, StepWork};
 use crate::codegen::addresses::AddressMap;
 use crate::codegen::command::{Commands, GpuCommand};
 use crate::codegen::compile::KernelSource;
-use crate::codegen::compute::{self, AttentionBackend, DeviceAssertions, KernelLowering};
+use crate::codegen::compute::{self, AlgorithmSelection, DeviceAssertions, KernelLowering};
 use crate::codegen::lowering_context::{DeviceFreeContext, LoweringContext};
 use crate::codegen::{agreement, collective, dispatch};
 use crate::error::{CudaError, Result};
@@ -39,7 +39,7 @@ impl LoweredProgram {
         bound: &Arc<ResolvedProgram>,
         ranks: u32,
         addresses: &AddressMap,
-        attention: AttentionBackend,
+        attention: AlgorithmSelection,
     ) -> Result<LoweredProgram> {
         let dry = DeviceFreeContext::new(bound, ranks, addresses.clone(), attention);
         LoweredProgram::new(bound.rank(), &bound.steps, &dry.context())

@@ -23,8 +23,9 @@ use super::recording_cache::RecordingCache;
 use super::report::{self, COMPUTE_STATUS, PROGRESS, STATUS};
 use super::resources::{self, Resources};
 use crate::codegen::collective::{self, ControlRegion, PeerContext};
-use crate::codegen::compute::{AttentionBackend, InputUse, KernelTarget};
+use crate::codegen::compute::{InputUse, KernelTarget};
 use crate::codegen::largest_sizes::bind_largest;
+use crate::codegen::{unsupported, workspace};
 use crate::device::arena::SymmetricArena;
 use crate::device::driver::{BorrowedStream, Device, DeviceBuffer, PinnedBuffer, Stream};
 use crate::device::launch::Address;
@@ -32,10 +33,6 @@ use crate::device::streams::LaneStreams;
 use crate::error::{CudaError, Result};
 use crate::exchange::RankExchange;
 use crate::nccl::{CommunicatorContext, Communicators};
-use crate::{
-    AlgorithmSelection,
-    codegen::{unsupported, workspace},
-};
 
 pub(super) struct ExecutionContext {
     /// Its memories are the ordinary arena, the words of collectives, and the workspaces. The last workspace
@@ -62,7 +59,7 @@ impl ExecutionContext {
         let ordinary = DeviceBuffer::new(device, "the ordinary arena", sizes.ordinary)?;
         let local = DeviceBuffer::new(device, "the words of collectives", sizes.words)?;
         let machine =
-            KernelTarget { attention: gpu.attention_backend(), ..KernelTarget::from_device(device) };
+            KernelTarget { attention: gpu.attention_selection(), ..KernelTarget::from_device(device) };
         let workspace = DeviceBuffer::new(device, "the workspace of steps", sizes.workspace(&machine))?;
         let status = PinnedBuffer::new(device, STATUS)?;
         let peers = PeerContext {
@@ -285,10 +282,6 @@ pub fn memory_budget(
     config: &RankConfig,
 ) -> Result<MemoryUsage, RunError> {
     unsupported::check_supported(plan, &[])?;
-    let attention = match gpu.products {
-        AlgorithmSelection::Measured => AttentionBackend::Measured,
-        AlgorithmSelection::Heuristic => AttentionBackend::Kernels,
-    };
     let mut executor = Executor::new(plan, rank, &CustomKernelRegistry::new(), ExecConfig::default())?;
     let sizes = ContextSizes::for_plan(plan, rank).with_callers(plan, config.callers)?;
     let flags = sizes.control.bytes();
@@ -296,7 +289,7 @@ pub fn memory_budget(
     usage.ordinary = sizes.ordinary;
     usage.symmetric = (sizes.symmetric + flags).max(1).next_multiple_of(SHARED_UNIT) - flags;
     usage.flags = flags + sizes.words;
-    usage.scratch = sizes.workspace(&KernelTarget { attention, ..KernelTarget::PROFILE_GPU });
+    usage.scratch = sizes.workspace(&KernelTarget { attention: gpu.products, ..KernelTarget::PROFILE_GPU });
     usage.ports = memory_usage::max_port_bytes(plan, &executor.largest_buckets(), ConstantStorage::Copied);
     Ok(usage)
 }

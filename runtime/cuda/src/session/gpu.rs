@@ -2,12 +2,12 @@
 
 use symmc_control::JoinTerm;
 
-use crate::codegen::compute::{AttentionBackend, gemm};
+use crate::codegen::compute::{AlgorithmSelection, gemm};
 use crate::device::arena::ArenaSource;
 use crate::device::driver::{self, BorrowedStream, Device};
 use crate::error::Result;
 use crate::nccl::BorrowedCommunicator;
-use crate::{AlgorithmSelection, codegen::compile, cudnn};
+use crate::{codegen::compile, cudnn};
 
 /// The alignment of memory that callers bind, in bytes.
 pub const ALIGN: usize = 16;
@@ -138,11 +138,8 @@ impl GpuConfig {
         Ok(terms.map(|(name, value)| JoinTerm::text(name, value)).into())
     }
 
-    /// The implementations of attention. Measuring may choose cuDNN.
-    pub(super) fn attention_backend(&self) -> AttentionBackend {
-        match self.products {
-            AlgorithmSelection::Measured if cudnn::version().is_ok() => AttentionBackend::Measured,
-            AlgorithmSelection::Measured | AlgorithmSelection::Heuristic => AttentionBackend::Kernels,
-        }
+    /// How implementations of attention are chosen. Without cuDNN there are only generated kernels.
+    pub(super) fn attention_selection(&self) -> AlgorithmSelection {
+        if cudnn::version().is_ok() { self.products } else { AlgorithmSelection::Heuristic }
     }
 }

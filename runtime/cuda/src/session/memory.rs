@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use symmc_runtime::RunError;
 use symmc_runtime::exec::InputData;
-use symmc_runtime::session::{DeviceRange, Port, PortBackend, SessionPorts, SizedProgram};
+use symmc_runtime::session::{DeviceRange, Port, PortDevice, SessionPorts, SizedProgram};
 
 use super::cuda_session::{CudaSession, LastRun};
 use super::recording::{PortCopy, RecordingKey};
@@ -19,7 +19,7 @@ pub(super) struct ResolvedPorts {
     pub memory: Vec<Arc<DeviceBuffer>>,
 }
 
-impl PortBackend for CudaSession {
+impl PortDevice for CudaSession {
     type Memory = DeviceBuffer;
 
     fn ports(&mut self) -> &mut SessionPorts<DeviceBuffer> {

@@ -9,7 +9,7 @@ use symmc_ir::SymbolBindings;
 use symmc_ir::interp::{SeedConfig, SeededInputs};
 use symmc_runtime::RunError;
 use symmc_runtime::job::{SessionRequest, trace};
-use symmc_runtime::session::{DeviceSession, Port, PortBackend, PortStorage};
+use symmc_runtime::session::{DeviceSession, Port, PortDevice, PortStorage};
 
 use super::cuda_session::CudaSession;
 use super::gpu::ProgressReporting;

@@ -16,7 +16,7 @@ use symmc_runtime::RunError;
 use symmc_runtime::error::session_ended_error;
 use symmc_runtime::exec::{CustomKernelRegistry, InputData, ResolvedProgram};
 use symmc_runtime::session::{
-    DeviceMemory, DeviceName, DeviceRange, DeviceSession, MemoryUsage, Port, PortBackend, PortMemory,
+    DeviceMemory, DeviceName, DeviceRange, DeviceSession, MemoryUsage, Port, PortDevice, PortMemory,
     RawStream, RecordingCounts, SharedTensor, SizedProgram, TracedStep, arenas_released_error,
     run_in_progress_error,
 };
