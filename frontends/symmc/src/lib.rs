@@ -144,7 +144,7 @@ pub use run::{
 };
 pub use symmc_control::{JoinTerm, LauncherChoice, Membership, RankCommand};
 #[cfg(feature = "cuda")]
-pub use symmc_cuda::{AlgorithmSelection, CudaConfig, device::arena::ArenaSource};
+pub use symmc_cuda::{AlgorithmSelection, CudaConfig, arena::ArenaSource};
 pub use symmc_ir::interp::SeedScope as RankDraw;
 pub use symmc_runtime::job::{JobResult, RunTimes};
 pub use workload::{DrawConfig, Workload, resolve_bindings};

@@ -6,9 +6,9 @@ use symmc_plan::ParsedPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::job::SessionRequest;
 
+use crate::arena::ArenaSource;
 use crate::codegen::compute::AlgorithmSelection;
 use crate::codegen::unsupported::check_supported;
-use crate::device::arena::ArenaSource;
 use crate::device::driver;
 use crate::error::{CudaError, Result};
 use crate::session::{CudaSession, GpuConfig, ProgressReporting};

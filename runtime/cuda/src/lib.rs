@@ -7,6 +7,7 @@
 //! CUDA is found at run time. Without CUDA this crate still builds, and its functions return an error that
 //! names the missing library. No loader panic reaches a caller: each library is probed before it is used.
 
+pub mod arena;
 pub mod bench;
 pub mod codegen;
 pub mod config;
@@ -16,6 +17,7 @@ pub mod error;
 pub mod exchange;
 pub mod nccl;
 pub mod program;
+pub mod report;
 pub mod session;
 
 pub use codegen::compute::AlgorithmSelection;

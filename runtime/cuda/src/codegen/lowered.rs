@@ -11,9 +11,8 @@ use crate::codegen::command::{Commands, GpuCommand};
 use crate::codegen::compile::KernelSource;
 use crate::codegen::compute::{self, AlgorithmSelection, DeviceAssertions, KernelLowering};
 use crate::codegen::lowering_context::{DeviceFreeContext, LoweringContext};
-use crate::codegen::{agreement, collective, dispatch};
+use crate::codegen::{Front, agreement, collective, dispatch};
 use crate::error::{CudaError, Result};
-use crate::nccl::Front;
 
 #[derive(Debug)]
 pub struct LoweredProgram {

@@ -2,8 +2,8 @@
 
 use symmc_control::JoinTerm;
 
+use crate::arena::ArenaSource;
 use crate::codegen::compute::{AlgorithmSelection, gemm};
-use crate::device::arena::ArenaSource;
 use crate::device::driver::{self, BorrowedStream, Device};
 use crate::error::Result;
 use crate::nccl::BorrowedCommunicator;

@@ -21,6 +21,7 @@ pub(crate) mod attention_choice;
 mod attention_gradient;
 pub mod batch;
 mod bounds;
+pub mod command;
 mod element;
 pub mod fold;
 pub mod fused_map;
