@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 use serde::de::DeserializeOwned;
 use symmc_check::CheckedPlan;
 use symmc_control::{LaunchConfig, LocateStep, RankCommand, RankConfig, launch_ranks};
-use symmc_cuda::CudaConfig;
+use symmc_cuda::GpuConfig;
 use symmc_ir::machine::{
     self, Backend, CollectiveCurve, CopyCurve, DispatchCapabilities, ExitBarrier, MachineProfile, Provenance,
 };
@@ -38,7 +38,7 @@ pub fn measure_collectives(
     config: &BenchConfig,
     command: &RankCommand,
 ) -> Result<Vec<Measurements>, Error> {
-    let gpus = CudaConfig::default().with_gpus(gpus.to_vec());
+    let gpus = GpuConfig::default().with_gpus(gpus.to_vec());
     let limit = Duration::from_secs(600);
     measure_steadily(config, &|config| {
         let launch = LaunchConfig {
@@ -149,7 +149,7 @@ pub fn measure_computation(
     replays: u32,
     command: &RankCommand,
 ) -> TuneResult {
-    let config = CudaConfig::default().with_gpus(gpus.to_vec());
+    let config = GpuConfig::default().with_gpus(gpus.to_vec());
     let measure = |plan: &CheckedPlan| {
         let support = symmc_cuda::codegen::unsupported::check_gpu_support(plan);
         if let Some(refusal) = support.unsupported.first() {
@@ -209,7 +209,7 @@ impl CurvePoints {
 pub fn measure_program(
     plan: &CheckedPlan,
     bindings: &SymbolBindings,
-    gpus: &CudaConfig,
+    gpus: &GpuConfig,
     bench: &ProgramBench,
     command: &RankCommand,
 ) -> Result<Vec<[f64; 3]>, Error> {

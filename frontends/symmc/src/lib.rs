@@ -58,7 +58,7 @@
 //! # Features
 //! | feature | adds |
 //! |---|---|
-//! | `cuda` | GPUs: `CudaConfig`, `check_gpu_support`, `bench`. CUDA itself is loaded when it is used |
+//! | `cuda` | GPUs: `GpuConfig`, `check_gpu_support`, `bench`. CUDA itself is loaded when it is used |
 //! | `torch` | `.pt2` archives of PyTorch |
 //! | `onnx` | ONNX models |
 //!
@@ -134,7 +134,7 @@ pub use symmc_planner::OrderStrategy;
 
 // Runs.
 pub use custom::{CustomKernelRegistry, KernelSignature, check_kernels, rank_main, run_rank_from_fd};
-pub use device::RunDevice;
+pub use device::Device;
 pub use outputs::{
     check_output, check_writable, refuse_overwrite, refuse_same_output, write_file, write_outputs,
 };
@@ -144,15 +144,12 @@ pub use run::{
 };
 pub use symmc_control::{JoinTerm, LauncherChoice, Membership, RankCommand};
 #[cfg(feature = "cuda")]
-pub use symmc_cuda::{AlgorithmSelection, CudaConfig, arena::ArenaSource};
+pub use symmc_cuda::{AlgorithmSelection, GpuAssignment, GpuConfig, ProgressReporting, arena::ArenaSource};
 pub use symmc_ir::interp::SeedScope as RankDraw;
 pub use symmc_runtime::job::{JobResult, RunTimes};
 pub use workload::{DrawConfig, Workload, resolve_bindings};
 
 // Sessions.
-pub use device::SessionDevice;
-#[cfg(feature = "cuda")]
-pub use device::{GpuConfig, ProgressReporting};
 pub use session::buffer::SessionBuffer;
 pub use session::slot::PortSlot;
 pub use session::{

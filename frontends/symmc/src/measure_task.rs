@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use symmc_control::{LaunchedRank, LocateStep, PlanSubject};
-use symmc_cuda::CudaConfig;
+use symmc_cuda::GpuConfig;
 use symmc_cuda::bench::{self, BenchConfig, ProgramBench};
 use symmc_runtime::RunError;
 use symmc_runtime::job::{PlanMessage, SessionRequest};
@@ -13,7 +13,7 @@ use symmc_runtime::job::{PlanMessage, SessionRequest};
 /// Collectives that a rank measures together with the others.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct CollectivesTask {
-    pub gpus: CudaConfig,
+    pub gpus: GpuConfig,
     pub limit: Duration,
     pub config: BenchConfig,
 }
@@ -33,7 +33,7 @@ impl CollectivesTask {
 #[derive(Serialize, Deserialize)]
 pub(crate) struct ProgramTask {
     pub plan: PlanMessage,
-    pub gpus: CudaConfig,
+    pub gpus: GpuConfig,
     pub bench: ProgramBench,
 }
 

@@ -11,7 +11,7 @@ use symmc_ir::{OutputKind, Tensor, interp};
 use symmc_runtime::custom::CustomKernelRegistry;
 use symmc_runtime::job::{self, Job, JobResult, RankJob, RunTimes, SessionRequest};
 
-use crate::device::RunDevice;
+use crate::device::Device;
 use crate::error::Error;
 use crate::rank_task::RankTask;
 use crate::workload::Workload;
@@ -44,7 +44,7 @@ pub struct RunConfig {
     /// The kernels of custom ops.
     pub kernels: CustomKernelRegistry,
     /// The device that runs the plan on each rank.
-    pub device: RunDevice,
+    pub device: Device,
     /// Runs the last time step by step, and writes the times of the steps on all ranks to this file. Only for GPUs.
     pub trace: Option<PathBuf>,
 }
@@ -56,7 +56,7 @@ impl Default for RunConfig {
             chaos: None,
             repeats: 1,
             kernels: CustomKernelRegistry::new(),
-            device: RunDevice::Host,
+            device: Device::Host,
             trace: None,
         }
     }
@@ -84,7 +84,7 @@ impl RunConfig {
     }
 
     /// Sets the device that runs the plan on each rank.
-    pub fn with_device(self, device: RunDevice) -> RunConfig {
+    pub fn with_device(self, device: Device) -> RunConfig {
         RunConfig { device, ..self }
     }
 
@@ -149,7 +149,7 @@ pub fn run_timed(
     Ok(match execution {
         Execution::Processes(command) => job::launch_job(&job, command, |job| RankTask::Run { device, job })?,
         _ => {
-            let open = |request: &SessionRequest<'_>| device.open_session(request, &config.kernels);
+            let open = |request: &SessionRequest<'_>| device.open_job(request, &config.kernels);
             job::run_threads(&job, &open)?
         }
     })
@@ -252,6 +252,6 @@ pub fn run_joined_timed(
         settings: &work.settings,
         config: config.rank_config(),
     };
-    let open = |request: &SessionRequest<'_>| config.device.open_session(request, &config.kernels);
+    let open = |request: &SessionRequest<'_>| config.device.open_job(request, &config.kernels);
     Ok(job::run_rank(place, &job, &open)?)
 }

@@ -20,13 +20,13 @@ pub use symmc_control::{Bootstrap, Group};
 pub use symmc_runtime::session::{MemoryUsage, RecordingCounts};
 pub use values::{SessionValue, ValueKind};
 
-#[cfg(feature = "cuda")]
-use crate::device::GpuConfig;
-use crate::device::SessionDevice;
+use crate::device::Device;
 use crate::error::Error;
 use crate::run::clamp_wait;
 use crate::workload::find_symbol;
 use device::SessionProgram;
+#[cfg(feature = "cuda")]
+use symmc_cuda::GpuConfig;
 
 /// The options of a session. The default opens it on the host; `with_…` methods change fields.
 #[derive(Clone, Debug)]
@@ -44,7 +44,7 @@ pub struct SessionConfig {
     /// session can open other programs.
     pub extendable: bool,
     /// The device that the session runs on.
-    pub device: SessionDevice,
+    pub device: Device,
 }
 
 impl Default for SessionConfig {
@@ -55,7 +55,7 @@ impl Default for SessionConfig {
             chaos: None,
             symmetric_bytes: 0,
             extendable: false,
-            device: SessionDevice::default(),
+            device: Device::default(),
         }
     }
 }
@@ -95,7 +95,7 @@ impl SessionConfig {
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn with_gpu(self, gpu: GpuConfig) -> Self {
-        SessionConfig { device: SessionDevice::Gpu(gpu), ..self }
+        SessionConfig { device: Device::Gpu(gpu), ..self }
     }
 
     fn rank_config(&self) -> RankConfig {

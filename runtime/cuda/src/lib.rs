@@ -10,7 +10,6 @@
 pub mod arena;
 pub mod bench;
 pub mod codegen;
-pub mod config;
 pub mod cudnn;
 pub mod device;
 pub mod error;
@@ -21,6 +20,5 @@ pub mod report;
 pub mod session;
 
 pub use codegen::compute::AlgorithmSelection;
-pub use config::CudaConfig;
 pub use error::CudaError;
-pub use session::{CudaSession, GpuConfig, ProgressReporting};
+pub use session::{CudaSession, GpuAssignment, GpuConfig, ProgressReporting};

@@ -165,7 +165,7 @@ fn on_gpus(
     plan: &CheckedPlan,
     bindings: &SymbolBindings,
 ) -> Result<RunMicros> {
-    let gpus = symmc::CudaConfig::default().with_gpus(args.gpus.clone()).with_products(args.products.into());
+    let gpus = symmc::GpuConfig::default().with_gpus(args.gpus.clone()).with_products(args.products.into());
     let trace = args.profile_trace.clone();
     let bench = symmc::bench::ProgramBench { replays: args.replays, runs: args.runs, trace };
     let times = symmc::bench::measure_program(plan, bindings, &gpus, &bench, &self_command.rank_command())?;

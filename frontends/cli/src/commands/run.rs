@@ -15,8 +15,8 @@ use symmc::unstable::ir::interp::{RoundingHistory, RunCount, output_histories};
 use symmc::unstable::ir::{Op, OutputKind};
 use symmc::unstable::runtime::RunError;
 use symmc::{
-    CheckedPlan, CompileConfig, DrawConfig, Execution, ExpectedOutputs, Graph, JobResult, Membership,
-    RunConfig, RunDevice, RunTimes, Tensor, TensorFile, Weights, Workload,
+    CheckedPlan, CompileConfig, Device, DrawConfig, Execution, ExpectedOutputs, Graph, JobResult, Membership,
+    RunConfig, RunTimes, Tensor, TensorFile, Weights, Workload,
 };
 
 use crate::args::{CompareMode, ExecutionArg, LaunchArg, RunArgs};
@@ -408,7 +408,7 @@ fn select_execution(args: &RunArgs, self_command: &SelfCommand) -> Execution {
 fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {
     let device = match args.backend {
         ExecutionArg::Cuda => args.device(),
-        _ => RunDevice::Host,
+        _ => Device::Host,
     };
     RunConfig::default()
         .with_timeout(Duration::from_secs_f64(args.timeout))

@@ -98,12 +98,11 @@ impl CudaSession {
         gpu: &GpuConfig,
         config: &RankConfig,
     ) -> Result<CudaSession, RunError> {
-        let ordinal = gpu.ordinal.unwrap_or(group.rank());
         let _span = enter_rank_span(group.rank());
         let started = Instant::now();
         let opened = check_supported(plan, &[]).and_then(|()| {
             let caller = CallersContext::keep()?;
-            let device = Device::open(ordinal)?;
+            let device = Device::open(gpu.gpu_of_rank(group.rank(), group.ranks())?)?;
             let terms = gpu.join_terms(&device)?;
             Ok((caller, device, terms))
         });
@@ -122,7 +121,7 @@ impl CudaSession {
         session.session_rank = Some(joined);
         let symmetric = plan.arenas.symmetric;
         let ordinary = plan.arenas.ordinary;
-        tracing::info!(target: "symmc::session", gpu = ordinal, symmetric, ordinary, elapsed = ?started.elapsed(), "opened a session on a GPU");
+        tracing::info!(target: "symmc::session", gpu = session.device.ordinal(), symmetric, ordinary, elapsed = ?started.elapsed(), "opened a session on a GPU");
         Ok(session)
     }
 
@@ -137,7 +136,7 @@ impl CudaSession {
         let SessionRequest { rank: joined, plan, bindings, config } = *request;
         let comm = joined.comm();
         let _caller = CallersContext::keep()?;
-        let device = Device::open(gpu.ordinal.unwrap_or(comm.rank()))?;
+        let device = Device::open(gpu.gpu_of_rank(comm.rank(), comm.ranks())?)?;
         let executor = Executor::new(plan, comm.rank(), &CustomKernelRegistry::new(), ExecConfig::default())?;
         let mut session = CudaSession::build(executor, gpu, config, device)?;
         session.ports.set_sizes(bindings)?;
