@@ -37,7 +37,7 @@ const MAX_WAIT_BEFORE_ABORT: Duration = Duration::from_millis(200);
 /// A plan on one rank of the host.
 pub struct HostSession {
     /// `None` once the session has ended.
-    session_rank: Option<Arc<JoinedRank>>,
+    joined_rank: Option<Arc<JoinedRank>>,
     rank: u32,
     ports: SessionPorts<MemorySegment>,
     ordinary_arena: Option<Arc<MemorySegment>>,
@@ -109,7 +109,7 @@ impl HostSession {
         }
         let queue = HostRunQueue::new(exec_config(config), ports.scratch_needs());
         Ok(HostSession {
-            session_rank: Some(joined.clone()),
+            joined_rank: Some(joined.clone()),
             rank: joined.comm().rank(),
             ports,
             ordinary_arena: Some(allocate_ordinary(plan)?),
@@ -167,7 +167,7 @@ impl HostSession {
         let needs = ports.scratch_needs();
         let mut layout = self.layout.clone();
         // The last group is not a group of a plan.
-        let groups = self.session_rank()?.comm().control().groups().saturating_sub(1);
+        let groups = self.joined_rank()?.comm().control().groups().saturating_sub(1);
         layout.add_program(plan, Some(groups))?;
         let ordinary = match &self.ordinary_arena {
             None => return Err(arenas_released_error()),
@@ -194,8 +194,8 @@ impl HostSession {
         Ok(())
     }
 
-    fn session_rank(&self) -> Result<Arc<JoinedRank>> {
-        self.session_rank.clone().ok_or_else(session_ended_error)
+    fn joined_rank(&self) -> Result<Arc<JoinedRank>> {
+        self.joined_rank.clone().ok_or_else(session_ended_error)
     }
 
     fn prepare_next_run(&mut self) -> Result<PendingHostRun> {
@@ -271,7 +271,7 @@ impl HostSession {
     fn leave_group(&mut self, leaving: LeaveMode) {
         self.queue.stop_worker();
         // The worker has ended: the session holds the only reference, unless the caller has one.
-        if let Some(joined) = self.session_rank.take().and_then(Arc::into_inner) {
+        if let Some(joined) = self.joined_rank.take().and_then(Arc::into_inner) {
             let _span = enter_rank_span(self.rank);
             tracing::info!(target: "symmc::session", runs = self.runs, ?leaving, "closing the session");
             joined.leave_session(ProgressRecording::All, self.runs, leaving);
@@ -281,7 +281,7 @@ impl HostSession {
     /// Waits a moment for peers that are still in a run that this rank has ended. They need nothing of this rank
     /// there, and would fail in another run than this rank.
     fn await_earlier_runs_of_peers(&self) {
-        let Some(joined) = &self.session_rank else { return };
+        let Some(joined) = &self.joined_rank else { return };
         let control = joined.comm().control();
         let own = control.progress(self.rank);
         let ended = if own.running { own.run } else { self.runs };
@@ -301,7 +301,7 @@ impl HostSession {
     /// Ends the session on all ranks, without waiting for others. `how` describes the way in which this rank
     /// leaves.
     fn abort_group(&mut self, how: String) {
-        if let Some(joined) = self.session_rank.take() {
+        if let Some(joined) = self.joined_rank.take() {
             let _span = enter_rank_span(self.rank);
             tracing::warn!(target: "symmc::session", runs = self.runs, how, "ending the session on all ranks");
             // Ends the waits of a run in progress, so that the thread of the runs ends, too.
@@ -319,7 +319,7 @@ impl PortDevice for HostSession {
     }
 
     fn symmetric_arena(&self) -> Result<DeviceRange> {
-        let joined = self.session_rank()?;
+        let joined = self.joined_rank()?;
         let arena = joined.comm().arena();
         Ok(DeviceRange { address: arena.as_ptr().addr() as u64, bytes: arena.len() })
     }
@@ -363,7 +363,7 @@ impl DeviceSession for HostSession {
 
     fn open_program(&mut self, plan: &CheckedPlan, kernels: &CustomKernelRegistry) -> Result<usize> {
         self.queue.wait_idle(self.rank, None)?;
-        let joined = self.session_rank()?;
+        let joined = self.joined_rank()?;
         let prepared = self.prepare_program(plan, kernels);
         let proposals = joined.comm().exchange_bytes(&encode_proposal(plan, prepared.as_ref().err()));
         let agreed = check_proposals(&proposals.map_err(|error| joined.fail_run(error))?);
@@ -431,7 +431,7 @@ impl DeviceSession for HostSession {
 
     fn allocate_symmetric(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>> {
         self.queue.wait_idle(self.rank, None)?;
-        let joined = self.session_rank()?;
+        let joined = self.joined_rank()?;
         let rank = self.rank;
         let sizes = joined
             .comm()
@@ -496,7 +496,7 @@ impl DeviceSession for HostSession {
             ));
         }
         // A run that has a number must be executed, so the worker is started first.
-        self.queue.ensure_worker(&self.session_rank()?)?;
+        self.queue.ensure_worker(&self.joined_rank()?)?;
         let pending = self.prepare_next_run()?;
         self.queue.enqueue(pending)
     }
@@ -507,7 +507,7 @@ impl DeviceSession for HostSession {
             return self.queue.wait_idle(self.rank, None);
         }
         let pending = self.prepare_next_run()?;
-        let joined = self.session_rank()?;
+        let joined = self.joined_rank()?;
         self.queue.run_on_this_thread(&joined, &pending)
     }
 
@@ -524,7 +524,7 @@ impl DeviceSession for HostSession {
             return Err(run_in_progress_error());
         }
         self.ports.expect_no_caller_memory()?;
-        let joined = self.session_rank()?;
+        let joined = self.joined_rank()?;
         joined.comm().exchange_bytes(&[0]).map_err(|error| joined.fail_run(error))?;
         self.ordinary_arena = None;
         self.next_resolved = None;
@@ -539,7 +539,7 @@ impl DeviceSession for HostSession {
     }
 
     fn resume_arenas(&mut self) -> Result<()> {
-        let joined = self.session_rank()?;
+        let joined = self.joined_rank()?;
         if self.ordinary_arena.is_none() {
             let bytes = self.layout.ordinary_bytes();
             self.ordinary_arena = Some(Arc::new(MemorySegment::create_private("the ordinary arena", bytes)?));
@@ -557,7 +557,7 @@ impl DeviceSession for HostSession {
         MemoryUsage {
             ordinary: self.ordinary_arena.as_ref().map_or(0, |s| s.len()),
             symmetric: if self.ordinary_arena.is_some() { symmetric } else { 0 },
-            flags: self.session_rank.as_ref().map_or(0, |joined| {
+            flags: self.joined_rank.as_ref().map_or(0, |joined| {
                 if self.config.extendable {
                     // Nothing touches the flags of groups that no program uses.
                     SharedRunMemory::bytes_per_rank(joined.comm().ranks(), self.layout.group_count() + 1)

@@ -31,7 +31,7 @@ pub struct CudaSession {
     pub(super) context: Option<ExecutionContext>,
     pub(super) choices: LruCache<Arc<str>, ProgramChoices>,
     /// `None` after the session has ended.
-    pub(super) session_rank: Option<Arc<JoinedRank>>,
+    pub(super) joined_rank: Option<Arc<JoinedRank>>,
     pub(super) gpu: GpuConfig,
     pub(super) config: RankConfig,
     pub(super) ports: SessionPorts<DeviceBuffer>,
@@ -118,7 +118,7 @@ impl CudaSession {
         });
         let ready = built.and_then(|session| joined.start().map(|()| session));
         let mut session = ready.map_err(|error| joined.fail_run(error))?;
-        session.session_rank = Some(joined);
+        session.joined_rank = Some(joined);
         let symmetric = plan.arenas.symmetric;
         let ordinary = plan.arenas.ordinary;
         tracing::info!(target: "symmc::session", gpu = session.device.ordinal(), symmetric, ordinary, elapsed = ?started.elapsed(), "opened a session on a GPU");
@@ -142,7 +142,7 @@ impl CudaSession {
         session.ports.set_sizes(bindings)?;
         let sizes = ContextSizes::for_bound(&session.ports.sized_program()?.program);
         let mut session = session.with_context(&sizes, comm)?;
-        session.session_rank = Some(joined.clone());
+        session.joined_rank = Some(joined.clone());
         Ok(session)
     }
 
@@ -159,7 +159,7 @@ impl CudaSession {
             last_run: LastRun::Unknown,
             context: None,
             choices: LruCache::new(gpu.cached_recordings),
-            session_rank: None,
+            joined_rank: None,
             gpu: gpu.clone(),
             config: config.clone(),
             ports,
@@ -213,7 +213,7 @@ impl CudaSession {
     }
 
     pub(super) fn comm(&self) -> Result<&RankCommunicator, RunError> {
-        self.session_rank.as_deref().map(JoinedRank::comm).ok_or_else(session_ended_error)
+        self.joined_rank.as_deref().map(JoinedRank::comm).ok_or_else(session_ended_error)
     }
 
     pub(super) fn context(&self) -> Result<&ExecutionContext, RunError> {
@@ -235,7 +235,7 @@ impl CudaSession {
         self.pending_runs.clear();
         self.context = None;
         // This session is the only owner of the rank, unless the caller holds it too.
-        if let Some(joined) = self.session_rank.take().and_then(Arc::into_inner) {
+        if let Some(joined) = self.joined_rank.take().and_then(Arc::into_inner) {
             let _span = enter_rank_span(joined.comm().rank());
             tracing::info!(target: "symmc::session", runs = self.runs, ?leaving, "closing the session");
             joined.leave_session(ProgressRecording::Awaited, self.runs, leaving);
@@ -248,7 +248,7 @@ impl CudaSession {
         if let Some(rank) = self.comm().map(RankCommunicator::rank).ok().filter(|_| self.failure.is_none()) {
             let error = RunError::Left { rank, how };
             let is_idle = self.context.is_none() || self.poll_runs().unwrap_or(true);
-            match self.session_rank.take_if(|_| is_idle && self.failure.is_none()) {
+            match self.joined_rank.take_if(|_| is_idle && self.failure.is_none()) {
                 // Nothing is in progress on the device that would have to be notified.
                 Some(joined) => drop(joined.fail_run(error)),
                 None => drop(self.fail_session(error)),

@@ -210,7 +210,7 @@ impl CudaSession {
         tracing::debug!(target: "symmc::gpu", sizes = %key.sizes, "loading a program");
         let bound = self.ports.sized_program()?.program.clone();
         let limit = self.config.limit;
-        let ranks = self.session_rank.as_deref().map(JoinedRank::comm).ok_or_else(session_ended_error)?;
+        let ranks = self.joined_rank.as_deref().map(JoinedRank::comm).ok_or_else(session_ended_error)?;
         let context = self.context.as_mut().ok_or_else(arenas_released_error)?;
         if choices.is_none() {
             ranks.all_gather(&[0])?;
@@ -298,7 +298,7 @@ impl CudaSession {
 
     /// Reports the progress of runs to peers. Fails if the session has ended.
     fn report_progress(&mut self) -> Result<(), RunError> {
-        let comm = self.session_rank.as_deref().map(JoinedRank::comm).ok_or_else(session_ended_error)?;
+        let comm = self.joined_rank.as_deref().map(JoinedRank::comm).ok_or_else(session_ended_error)?;
         let word = self.context()?.progress().load(Ordering::Relaxed);
         // The supervisor of the ranks knows only the steps of the first plan.
         let is_named = self.arrangement.program_count() == 1;
@@ -362,7 +362,7 @@ impl CudaSession {
         let error = if error.is_consequence() { self.kernel_error().unwrap_or(error) } else { error };
         let _span = self.enter_span();
         tracing::warn!(target: "symmc::run", %error, runs = self.runs, "ending the session on all ranks");
-        let error = self.session_rank.as_ref().map_or(error.clone(), |joined| joined.fail_run(error));
+        let error = self.joined_rank.as_ref().map_or(error.clone(), |joined| joined.fail_run(error));
         self.failure.insert(error).clone()
     }
 
