@@ -13,7 +13,7 @@ use super::needs::{TensorSlot, expect_inputs};
 use super::run::{OpenSession, RankWorkload, run_joined_rank};
 use super::times::RunTimes;
 use crate::error::{Result, RunError};
-use crate::session::join::plan_join_request;
+use crate::session::join::{expect_plan_ranks, plan_join_request};
 
 #[derive(Clone, Debug)]
 pub struct Job<'a> {
@@ -63,7 +63,7 @@ pub fn run_rank(
     open: &OpenSession<'_>,
 ) -> Result<(Vec<Tensor>, RunTimes)> {
     let RankJob { plan, bindings, config, .. } = job;
-    let prepared = expect_membership(membership, plan).and_then(|()| {
+    let prepared = expect_plan_ranks(plan, membership, "run").and_then(|()| {
         let slots = expect_inputs(plan, bindings, &[job.inputs], membership.rank)?;
         let mut terms = job_terms(plan, bindings, job.repeats);
         terms.extend_from_slice(job.settings);
@@ -85,16 +85,6 @@ pub fn run_rank(
     let times = run_joined_rank(rank, runs, open)?;
     let outputs = slots.iter().zip(outputs).map(|(slot, data)| slot.to_tensor(data));
     Ok((outputs.collect::<Result<_, _>>()?, times))
-}
-
-fn expect_membership(membership: &Membership, plan: &Plan) -> Result<()> {
-    if plan.ranks == membership.ranks {
-        return Ok(());
-    }
-    let rank = membership.rank;
-    let expected = plan.ranks;
-    let run_ranks = membership.ranks;
-    Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the run has {run_ranks}")))
 }
 
 pub(super) fn expect_rank_count(job: &Job<'_>) -> Result<u32> {

@@ -1,8 +1,8 @@
 //! How the ranks of a plan join: they compare the plan and the terms that must be equal.
 
 use symmc_control::{
-    Group, JoinRequest, JoinTerm, JoinedRank, LocateStep, PlanSubject, RankConfig, RankProgress, RunKind,
-    StepName,
+    Group, JoinRequest, JoinTerm, JoinedRank, LocateStep, Membership, PlanSubject, RankConfig, RankProgress,
+    RunKind, StepName,
 };
 use symmc_ir::text;
 use symmc_plan::{ParsedPlan, Plan};
@@ -28,7 +28,7 @@ pub fn join_session(
     let membership = group.next_session_membership()?;
     terms.push(JoinTerm::text("bytes of symmetric memory for the caller", config.callers.to_string()));
     terms.push(JoinTerm::text("other programs in the session", config.extendable.to_string()));
-    let purpose = expect_group_size(plan, group)
+    let purpose = expect_plan_ranks(plan, &membership, "group")
         .and_then(|()| plan_join_request(plan, config, RunKind::Session, terms))
         .map_err(|error| membership.decline(error))?;
     let close_timeout = if group.is_within_process() { Default::default() } else { config.limit };
@@ -36,16 +36,14 @@ pub fn join_session(
     Ok(joined.with_chaos(config.chaos))
 }
 
-fn expect_group_size(plan: &Plan, group: &Group) -> Result<()> {
-    if plan.ranks == group.ranks() {
+/// Fails if the ranks that join are not as many as those of the plan. `joins` is what they join.
+pub(crate) fn expect_plan_ranks(plan: &Plan, membership: &Membership, joins: &str) -> Result<()> {
+    let &Membership { rank, ranks, .. } = membership;
+    if plan.ranks == ranks {
         return Ok(());
     }
-    let rank = group.rank();
     let expected = plan.ranks;
-    let group_ranks = group.ranks();
-    Err(RunError::Invalid(format!(
-        "rank {rank}: the plan is for {expected} ranks, the group has {group_ranks}"
-    )))
+    Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the {joins} has {ranks}")))
 }
 
 /// The request with which ranks join to run a plan. Fails if the symmetric arena would be larger than any
