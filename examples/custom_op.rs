@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use symmc::custom::{CustomCall, CustomError};
 use symmc::{
-    Backend, CompileConfig, CustomKernelRegistry, DType, DrawConfig, KernelSignature, Program, RunConfig,
+    CompileConfig, CustomKernelRegistry, DType, DrawConfig, Execution, KernelSignature, Program, RunConfig,
     Workload,
 };
 
@@ -72,11 +72,11 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let plan = symmc::compile(&program, &CompileConfig::default())?;
     let work = Workload::gather(&program.graph, &program.weights, None, &DrawConfig::default())?;
     let config = RunConfig::default().with_kernels(kernels()).with_repeats(3);
-    let expected = symmc::run(&plan, &work, &Backend::Interpreter, &config)?;
-    for backend in [Backend::Threads, Backend::this_program()?] {
-        let found = symmc::run(&plan, &work, &backend, &config)?;
+    let expected = symmc::run(&plan, &work, &Execution::Interpreter, &config)?;
+    for execution in [Execution::Threads, Execution::this_program()?] {
+        let found = symmc::run(&plan, &work, &execution, &config)?;
         if found != expected {
-            return Err(format!("{backend:?} gives other outputs than the interpreter").into());
+            return Err(format!("{execution:?} gives other outputs than the interpreter").into());
         }
     }
     println!("{} ranks give the outputs of the interpreter, as threads and as processes", plan.ranks);

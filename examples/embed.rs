@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release -p symmc --example embed`
 
-use symmc::{Backend, CompileConfig, OpenOptions, Program, RunConfig, TensorFile, Workload};
+use symmc::{CompileConfig, Execution, OpenOptions, Program, RunConfig, TensorFile, Workload};
 
 fn main() -> Result<(), symmc::Error> {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs");
@@ -17,7 +17,7 @@ fn main() -> Result<(), symmc::Error> {
 
     let tensors = TensorFile::open(&folder.join("moe_ep4.safetensors"))?;
     let work = Workload::recorded(&program, &tensors)?;
-    let outputs = symmc::run(&plan, &work, &Backend::Threads, &RunConfig::default())?;
+    let outputs = symmc::run(&plan, &work, &Execution::Threads, &RunConfig::default())?;
     for (rank, outputs) in outputs.iter().enumerate() {
         println!("rank {rank}: output of shape {:?}", outputs[0].shape());
     }

@@ -1,7 +1,7 @@
-"""Writes src/ops/schemas.txt: the schemas of the ops that have a rule, from the `onnx` package and ONNX Runtime,
+"""Writes src/schemas.txt: the schemas of the ops that have a rule, from the `onnx` package and ONNX Runtime,
 and the names of ONNX's other ops.
 
-    python3 schemas.py > src/ops/schemas.txt        (needs onnx, onnxruntime and numpy)
+    python3 schemas.py > src/schemas.txt        (needs onnx, onnxruntime and numpy)
 
 A line is: op, the first version of the schema, the numbers of operands and of results as least..most (`*` is any
 number), the dtypes of the operands, and the attributes: name:type, then `!` if it is required, or `=` and its default.

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use smallvec::{SmallVec, smallvec};
 
 use crate::entity::Entity;
+use crate::quote::{is_identifier, write_string};
 use crate::symbol::{SymbolId, SymbolTable};
-use crate::text::{is_identifier, write_string};
 
 mod corner;
 mod quotient;

@@ -20,6 +20,8 @@ pub mod copying;
 pub mod dim;
 pub mod dispatch;
 pub mod entity;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod graph;
 pub mod ids;
 pub mod infer;
@@ -30,6 +32,7 @@ pub mod message;
 mod named;
 pub mod numerics;
 pub mod op;
+mod quote;
 pub mod replication;
 pub mod route;
 pub mod symbol;

@@ -48,8 +48,9 @@ use crate::graph::{Graph, GraphInput, GroupDef, GroupMembers, InputKind, Node, O
 use crate::ids::{InputId, NodeId, ValueId};
 use crate::infer;
 use crate::op::Op;
+use crate::quote::is_identifier;
 use crate::route::{Route, RouteScope};
-use crate::text::{is_identifier, op_dims, op_name, with_symbol_names};
+use crate::text::{op_dims, op_name, with_symbol_names};
 use crate::types::{DType, TensorType};
 
 /// The maximum number of ranks of a program, a plan or a tensor file.

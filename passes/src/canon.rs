@@ -48,7 +48,6 @@ pub mod norms;
 pub mod permutations;
 pub mod products;
 pub mod ranges;
-pub mod replaced_collectives;
 pub mod replicated;
 pub mod result_layouts;
 pub mod rotary;
@@ -60,8 +59,7 @@ pub mod views;
 use symmc_ir::{BoundsChecks, Graph, Op};
 
 use crate::error::PassError;
-use crate::rewrite::{RewriteReport, RewriteRule, rewrite};
-use replaced_collectives::ReplacedCollective;
+use crate::rewrite::{ReplacedCollective, RewriteReport, RewriteRule, rewrite};
 use shards::{JudgedSizes, ShardsConfig};
 
 /// The rules of the canonical form, by theme, in the order in which they are tried.

@@ -12,11 +12,10 @@ pub mod error;
 pub mod lower;
 pub mod rewrite;
 
-pub use canon::replaced_collectives::{CollectiveChange, ReplacedCollective, collective_changes};
 pub use canon::{CanonicalForms, canonical_forms, canonicalize};
 pub use error::PassError;
 pub use lower::{
     CoalesceConfig, CoalesceReach, CoalescedSet, JoinMode, LowerConfig, Overlap, SolutionCache,
     find_coalescible, lower,
 };
-pub use rewrite::RewriteReport;
+pub use rewrite::{CollectiveChange, ReplacedCollective, RewriteReport, collective_changes};

@@ -17,14 +17,14 @@ use std::time::{Duration, Instant};
 
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
-use symmc_control::{MemorySegment, SharedRunMemory};
+use symmc_control::{MemorySegment, RankCommunicator, SharedRunMemory};
 use symmc_ir::collective::{
     AllToAllSplits, CollectiveKind, CollectiveName, CollectiveReduceOp, CollectiveVariant, ExitBarrierPolicy,
 };
-use symmc_ir::machine::{CollectiveCurve, CopyCurve, ExitBarrier, MachineProfile, Provenance, TargetBackend};
+use symmc_ir::machine::{Backend, CollectiveCurve, CopyCurve, ExitBarrier, MachineProfile, Provenance};
 use symmc_ir::types::DType;
 use symmc_runtime::call::{CallRegion, CollectiveCall, RegionMemory};
-use symmc_runtime::host::{CommConfig, HostCommunicator};
+use symmc_runtime::exec::Communicator;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -146,8 +146,7 @@ fn run_rank(
     largest: usize,
     times: &MemorySegment,
 ) -> Result<(), Failure> {
-    let ranks = domain.arenas.len() as u32;
-    let comm = HostCommunicator::new(domain, rank, CommConfig::new(ranks, Duration::from_secs(60)))?;
+    let comm = RankCommunicator::new(domain, rank, Duration::from_secs(60));
     for (i, trial) in trials.iter().enumerate() {
         let time = run_trial(&comm, trial, zone, largest)?;
         // SAFETY: the segment has room for one number for each rank and trial.
@@ -183,7 +182,7 @@ fn sizes(largest: usize) -> impl Iterator<Item = usize> {
 
 /// The median time of a call in microseconds.
 fn run_trial(
-    comm: &HostCommunicator,
+    comm: &RankCommunicator,
     trial: &CollectiveTrial,
     zone: usize,
     largest: usize,
@@ -317,7 +316,7 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
         version: symmc_ir::machine::VERSION,
         name: "host".into(),
         about: format!("Processes of one machine with {cores} processors, over shared memory."),
-        backend: TargetBackend::Host,
+        backend: Backend::Host,
         multiprocessors: None,
         throughput: None,
         product_rates: vec![],

@@ -8,6 +8,7 @@
 //! A run uses the sizes and the memory that are set when it is enqueued. Later changes affect later runs.
 
 mod caller_arena;
+pub mod join;
 mod layout;
 mod memory;
 pub mod memory_usage;
@@ -32,10 +33,7 @@ pub use memory::{DeviceMemory, DeviceName, SharedTensor};
 pub use memory_usage::MemoryUsage;
 pub use port::{DeviceRange, Port, PortMemory, PortStorage};
 pub use port_state::PortState;
-pub use ports::{
-    PortBackend, SessionPorts, SizedProgram, arenas_released_error, run_in_progress_error,
-    session_ended_error,
-};
+pub use ports::{PortDevice, SessionPorts, SizedProgram, arenas_released_error, run_in_progress_error};
 
 /// A stream of a device, by its driver's handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

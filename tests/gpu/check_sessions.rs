@@ -14,9 +14,9 @@ use symmc::unstable::cuda::device::driver;
 use symmc::unstable::ir::interp::{self, Tolerance};
 use symmc::unstable::support::random::SplitMix;
 use symmc::{
-    ArgumentBinding, BucketSpec, CheckedPlan, CollectiveVariant, CompileConfig, CudaConfig, DType,
-    DrawConfig, GpuConfig, Group, MachineProfile, Membership, Program, RunConfig, RunDevice, Session,
-    SessionConfig, Tensor, Weights, Workload,
+    ArgumentBinding, BucketSpec, CheckedPlan, CollectiveVariant, CompileConfig, DType, Device, DrawConfig,
+    GpuConfig, Group, MachineProfile, Membership, Program, RunConfig, Session, SessionConfig, Tensor,
+    Weights, Workload,
 };
 use threads::on_ranks;
 
@@ -136,7 +136,7 @@ fn joins(plan: &CheckedPlan, work: &Workload, rank: usize, gpus: [u32; RANK_COUN
     let other_device = driver::Device::open(gpus[RANK_COUNT - 1 - rank])?;
     let run = format!("check_sessions {}", std::process::id());
     let membership = Membership { rank: rank as u32, ranks: RANK_COUNT as u32, run };
-    let device = RunDevice::Gpus(CudaConfig::default().with_gpus(gpus));
+    let device = Device::Gpu(GpuConfig::default().with_gpus(gpus));
     symmc::run_joined(
         plan,
         work,

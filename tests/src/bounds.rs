@@ -16,16 +16,16 @@ use std::time::Duration;
 
 use symmc::unstable::cuda::codegen::command::GpuCommand;
 use symmc::unstable::cuda::codegen::compute::{
-    AttentionBackend, BoundOperation, GEMM_WORKSPACE, InputUse, KernelLowering, KernelTarget, STATUS_BYTES,
+    AlgorithmSelection, BoundOperation, GEMM_WORKSPACE, InputUse, KernelLowering, KernelTarget, STATUS_BYTES,
     lower, workspace,
 };
 use symmc::unstable::cuda::device::launch::{DevicePtr, PortBases};
 use symmc::{BucketSpec, CheckedPlan, CompileConfig, MachineProfile, Program};
 use symmc_cases::{KernelLibrary, bounds};
-use symmc_control::Group;
+use symmc_control::{Group, RankConfig};
 use symmc_ir::{Graph, SymbolBindings, Tensor, interp, text};
 use symmc_runtime::exec::{ExecConfig, Executor, LocatedTensor, MemorySpace, ResolvedProgram, StepWork};
-use symmc_runtime::host::{HostConfig, HostSession};
+use symmc_runtime::host::HostSession;
 use symmc_runtime::session::{DeviceRange, DeviceSession, Port};
 use symmc_runtime::{CustomKernelRegistry, RunError};
 use symmc_support::random::SplitMix;
@@ -133,7 +133,7 @@ fn choose_runs(
 
 /// Runs all sizes in one session of host ranks.
 fn on_rank(plan: &CheckedPlan, runs: &[SizedRun], group: &Group) -> Result<(), String> {
-    let config = HostConfig { limit: WAIT_TIMEOUT, ..HostConfig::default() };
+    let config = RankConfig { limit: WAIT_TIMEOUT, ..RankConfig::default() };
     let session = HostSession::open(plan, group, &CustomKernelRegistry::new(), &config, vec![]);
     let mut session = session.map_err(|e| e.to_string())?;
     // Memory that is lent lives until the session ends.
@@ -285,7 +285,7 @@ fn emulate(programs: &[EmulatedRun], fail: &mut impl FnMut(String)) -> usize {
         shared: 225 << 10,
         wgmma: true,
         inputs: InputUse::Read,
-        attention: AttentionBackend::Kernels,
+        attention: AlgorithmSelection::Heuristic,
     };
     let needed = |of: &BoundOperation<'_>| workspace(of.op, of.operands, of.results, &machine);
     let room = operations.iter().flatten().map(needed).max().unwrap_or(0).max(GEMM_WORKSPACE);

@@ -19,7 +19,7 @@ use symmc::{
     NumericsClass, OrderStrategy, Program, SourceStatus,
 };
 use symmc_cases::programs::{self, VariantMode};
-use symmc_control::{Group, RankCommand};
+use symmc_control::{Group, RankCommand, RankConfig};
 use symmc_ir::entity::Entity;
 use symmc_ir::interp::{self, RoundingHistory, RunCount, SeedConfig, SeedScope, Tolerance};
 use symmc_ir::machine::DispatchCapabilities;
@@ -29,7 +29,7 @@ use symmc_ir::{
 use symmc_plan::Plan;
 use symmc_planner::{BucketInput, PlanConfig, PlanError, Planner};
 use symmc_runtime::CustomKernelRegistry;
-use symmc_runtime::host::{HostConfig, HostSession, LaneThreads};
+use symmc_runtime::host::HostSession;
 use symmc_runtime::job::{Job, launch_job};
 use symmc_runtime::session::{DeviceRange, DeviceSession, MemoryUsage, Port};
 use symmc_support::random::SplitMix;
@@ -90,9 +90,8 @@ pub fn shared_trial(seed: u64, nodes: usize) -> Result<TrialOutcome, String> {
         let first = order.iter().position(|&program| program == 0).unwrap_or(0);
         order.swap(0, first);
         let chaos = r.one_in(2).then(|| r.next());
-        let threads = if chaos.is_some() || r.one_in(2) { LaneThreads::Each } else { LaneThreads::One };
-        story += &format!(", order {order:?}, chaos {chaos:?}, lanes {threads:?}");
-        let config = HostConfig { limit: LIMIT, chaos, threads, extendable: true, ..HostConfig::default() };
+        story += &format!(", order {order:?}, chaos {chaos:?}");
+        let config = RankConfig { limit: LIMIT, chaos, extendable: true, ..RankConfig::default() };
         on_threads(cases[0].plan.ranks, |group| shared_rank(&cases, &order, group, &config))?;
         let collectives =
             |case: &TrialCase| case.graph.nodes.values().filter(|n| n.op.as_collective().is_some()).count();
@@ -147,7 +146,7 @@ fn shared_rank(
     cases: &[TrialCase],
     order: &[usize],
     group: &Group,
-    config: &HostConfig,
+    config: &RankConfig,
 ) -> Result<(), String> {
     let kernels = CustomKernelRegistry::new();
     let opened = HostSession::open(&cases[0].plan, group, &kernels, config, vec![]);
@@ -400,11 +399,10 @@ fn run(
     let turns = session(graph, r)?;
     let histories = histories(graph, plan)?;
     let chaos = r.one_in(4).then(|| r.next());
-    let lanes = if chaos.is_some() || r.one_in(4) { LaneThreads::Each } else { LaneThreads::One };
-    *story += &format!(", {} runs, chaos {chaos:?}, lanes {lanes:?}", turns.len());
+    *story += &format!(", {} runs, chaos {chaos:?}", turns.len());
     match processes {
         Some(command) => as_processes((graph, &histories), plan, &turns, chaos, command)?,
-        None => as_threads((graph, &histories), plan, &turns, chaos, lanes)?,
+        None => as_threads((graph, &histories), plan, &turns, chaos)?,
     }
     let places = plan.buckets.iter().flat_map(|b| b.places.values());
     Ok(TrialOutcome {
@@ -440,7 +438,7 @@ fn as_processes(
             inputs: &turn.inputs,
             repeats: 1,
             trace: None,
-            config: HostConfig { limit: LIMIT, chaos, ..HostConfig::default() },
+            config: RankConfig { limit: LIMIT, chaos, ..RankConfig::default() },
         };
         let outputs = launch_job(&job, command, |job| job).map_err(|e| format!("run {k}: {e}"))?.outputs;
         for (rank, (actual, expected)) in outputs.iter().zip(&turn.outputs).enumerate() {
@@ -457,9 +455,8 @@ fn as_threads(
     plan: &CheckedPlan,
     turns: &[SessionTurn],
     chaos: Option<u64>,
-    threads: LaneThreads,
 ) -> Result<(), String> {
-    let config = HostConfig { limit: LIMIT, chaos, threads, ..HostConfig::default() };
+    let config = RankConfig { limit: LIMIT, chaos, ..RankConfig::default() };
     on_threads(plan.ranks, |group| one_rank((graph, histories), plan, turns, group, &config))
 }
 
@@ -488,7 +485,7 @@ fn one_rank(
     plan: &CheckedPlan,
     turns: &[SessionTurn],
     group: &Group,
-    config: &HostConfig,
+    config: &RankConfig,
 ) -> Result<(), String> {
     let mut memory = LentMemory::default();
     let mut session = HostSession::open(plan, group, &CustomKernelRegistry::new(), config, vec![])

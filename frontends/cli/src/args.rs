@@ -28,7 +28,7 @@ pub use doctor::{DoctorArgs, DoctorFormat};
 use pages::{COMPLETIONS_EXAMPLES, MAN_EXAMPLES};
 pub use pages::{CompletionsArgs, ManArgs};
 pub use program::{CompileArgs, ProgramArgs};
-pub use run::{BackendArg, CompareMode, LaunchArg, ProductsArg, RunArgs};
+pub use run::{CompareMode, ExecutionArg, LaunchArg, ProductsArg, RunArgs};
 use run::{RUN_EXAMPLES, RUN_PROGRAM, RUN_PROGRAM_LONG};
 use values::{parse_byte_count, parse_collective_size, parse_dtype, parse_name, parse_rows, parse_setting};
 
@@ -428,7 +428,7 @@ Examples:
   symmc bench program model.pt2 --backend host --ranks 2";
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BenchBackendArg {
+pub enum BackendArg {
     /// One process per rank, each with a GPU
     Cuda,
     /// One process per rank over shared memory
@@ -447,8 +447,8 @@ pub struct BenchProgramArgs {
     #[arg(long = "set", value_name = "SYMBOL=N", value_parser = parse_setting, help_heading = "Measurement")]
     pub set: Vec<(String, i64)>,
     /// What runs the ranks
-    #[arg(long, value_enum, default_value_t = BenchBackendArg::Cuda, help_heading = "Measurement")]
-    pub backend: BenchBackendArg,
+    #[arg(long, value_enum, default_value_t = BackendArg::Cuda, help_heading = "Measurement")]
+    pub backend: BackendArg,
     /// The GPU of each rank [default: GPU r for rank r]
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', help_heading = "Measurement")]
     pub gpus: Vec<u32>,

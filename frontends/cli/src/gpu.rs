@@ -9,7 +9,7 @@ pub use without_cuda::{absent, dependent_launch, has, libraries, note_attention,
 #[cfg(feature = "cuda")]
 mod with_cuda {
     use anyhow::Result;
-    use symmc::unstable::cuda::device::libraries::UnusableLibrary;
+    use symmc::unstable::cuda::report::libraries::UnusableLibrary;
     use symmc::unstable::cuda::{self, cudnn, nccl};
     use symmc::{CollectiveVariant, Plan};
 
@@ -22,7 +22,7 @@ mod with_cuda {
 
     /// The libraries that runs on GPUs use, one line each.
     pub fn libraries() -> String {
-        cuda::device::libraries::libraries().map(|library| format!("\n{library}")).concat()
+        cuda::report::libraries::libraries().map(|library| format!("\n{library}")).concat()
     }
 
     /// Notes that symmc's own kernels compute attention, if a plan has attention and cuDNN is missing.
@@ -35,7 +35,7 @@ mod with_cuda {
 
     /// Notes that the kernel cache is not used because another user can write its folder.
     pub fn note_cache() {
-        if let Some(refusal) = cuda::device::libraries::cache_refusal() {
+        if let Some(refusal) = cuda::report::libraries::cache_refusal() {
             let UnusableLibrary { found, remedy } = refusal;
             crate::messages::note(&format!("the kernel cache is not used: {found}; {remedy}"));
         }

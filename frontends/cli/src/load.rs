@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use symmc::unstable::import::ranges::SymbolConstraints;
-use symmc::unstable::ir::machine::TargetBackend;
+use symmc::unstable::ir::machine::Backend;
 use symmc::{
     ArgumentBinding, BucketSpec, CheckedPlan, CollectiveVariant, CompileConfig, MachineProfile, OpenOptions,
     Plan, Program, TensorFile,
@@ -134,8 +134,8 @@ pub fn machine_profile(name: &str) -> Result<MachineProfile> {
 /// for all its GPUs.
 fn gpu_count(profile: &MachineProfile) -> Option<u32> {
     match profile.backend {
-        TargetBackend::Cuda => profile.curves.iter().map(|curve| curve.ranks).max(),
-        TargetBackend::Host => None,
+        Backend::Cuda => profile.curves.iter().map(|curve| curve.ranks).max(),
+        Backend::Host => None,
     }
 }
 

@@ -5,7 +5,7 @@
 use symmc_check::CheckedPlan;
 #[cfg(feature = "cuda")]
 use symmc_cuda::codegen::unsupported::{self, UnsupportedStep};
-use symmc_ir::machine::TargetBackend;
+use symmc_ir::machine::Backend;
 use symmc_plan::ParsedPlan;
 
 #[cfg(feature = "cuda")]
@@ -16,17 +16,17 @@ use crate::error::Result;
 ///
 /// # Errors
 /// Returns the first steps that the backend cannot run.
-pub fn lower_for_backend(plan: CheckedPlan, backend: TargetBackend) -> Result<CheckedPlan> {
+pub fn lower_for_backend(plan: CheckedPlan, backend: Backend) -> Result<CheckedPlan> {
     match backend {
         #[cfg(feature = "cuda")]
-        TargetBackend::Cuda => {
+        Backend::Cuda => {
             let support = unsupported::check_gpu_support(&plan);
             refuse(&support.unsupported)?;
             Ok(plan.with_workspaces(&support.workspaces))
         }
         #[cfg(not(feature = "cuda"))]
-        TargetBackend::Cuda => Ok(plan),
-        TargetBackend::Host => Ok(plan),
+        Backend::Cuda => Ok(plan),
+        Backend::Host => Ok(plan),
     }
 }
 
@@ -36,14 +36,14 @@ pub fn lower_for_backend(plan: CheckedPlan, backend: TargetBackend) -> Result<Ch
 /// Returns the first steps that it cannot run.
 pub fn expect_supported(
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables))] plan: &ParsedPlan,
-    backend: TargetBackend,
+    backend: Backend,
 ) -> Result<()> {
     match backend {
         #[cfg(feature = "cuda")]
-        TargetBackend::Cuda => expect_supported_by_gpus(plan, &[]),
+        Backend::Cuda => expect_supported_by_gpus(plan, &[]),
         #[cfg(not(feature = "cuda"))]
-        TargetBackend::Cuda => Ok(()),
-        TargetBackend::Host => Ok(()),
+        Backend::Cuda => Ok(()),
+        Backend::Host => Ok(()),
     }
 }
 

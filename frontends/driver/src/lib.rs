@@ -2,7 +2,7 @@
 //!
 //! [`compile()`] brings a program into canonical form, divides the ranges of its symbols into buckets,
 //! chooses variants, plans, checks the plan, and lowers it if the
-//! [backend](symmc_ir::machine::TargetBackend) of the machine needs that. It runs the passes and the planner
+//! [backend](symmc_ir::machine::Backend) of the machine needs that. It runs the passes and the planner
 //! several times: it chooses variants again with the facts that a schedule shows, and with less symmetric
 //! memory if there is a limit.
 //!

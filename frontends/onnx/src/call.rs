@@ -11,8 +11,8 @@ use crate::error::FailureReason;
 use crate::known_values::{KnownValue, SymbolicInts, type_of_tensor, uniform_scalar};
 use crate::lower::{EmitResult, ImportLowering, RuleFailure, RuleResult};
 use crate::node::{describe_attribute, node_label};
-use crate::ops::schemas::OpSchema;
 use crate::proto::{self, attribute_type as kind};
+use crate::schemas::OpSchema;
 use crate::scope::NameBinding;
 use crate::tensor_data;
 
@@ -28,7 +28,7 @@ type RuleFn<T> = for<'a, 'c, 'p> fn(&'a mut OpCall<'c, 'p>) -> RuleResult<T>;
 pub(crate) type OpRule = symmc_import::OpRule<RuleFn<ValueId>, RuleFn<()>>;
 
 /// A rule, and the newest version of the op that it supports. A later version that
-/// [`schemas`](crate::ops::schemas) has is rejected.
+/// [`schemas`](crate::schemas) has is rejected.
 pub(crate) struct VersionedRule {
     pub up_to: i64,
     pub rule: OpRule,

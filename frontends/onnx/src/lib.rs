@@ -43,6 +43,7 @@ mod ops;
 mod parameters;
 pub mod proto;
 mod ranks;
+mod schemas;
 mod scope;
 mod signature;
 mod symbols;

@@ -16,7 +16,7 @@ use crate::node::{describe_attribute, display_name, node_label, normalize_domain
 use crate::ops;
 use crate::proto;
 use crate::scope::NameBinding;
-use crate::{evaluate, fold};
+use crate::{evaluate, fold, schemas};
 
 /// The largest number of nodes that function calls may expand to.
 const MAX_NODES: usize = 1 << 18;
@@ -80,8 +80,7 @@ impl<'p> ImportLowering<'p> {
 
     fn lower_by_rule(&mut self, node: &'p proto::NodeProto) -> RuleResult {
         let Some(row) = ops::find_rule(&node.domain, &node.op_type) else {
-            let standard =
-                normalize_domain(&node.domain).is_empty() && ops::schemas::is_standard(&node.op_type);
+            let standard = normalize_domain(&node.domain).is_empty() && schemas::is_standard(&node.op_type);
             let why = if standard {
                 "this ONNX operator is not supported"
             } else {

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 
 use crate::error::FailureReason;
 use crate::node::normalize_domain;
-use crate::ops::schemas;
 use crate::proto;
+use crate::schemas;
 
 /// The supported versions of the format. Operator sets exist since the first, and [`proto`] has the fields of
 /// the last.

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use symmc::unstable::runtime::host;
+use symmc::unstable::control;
 
 use crate::argument::to_timeout;
 use crate::error::{clean_reason, input_error, to_exception};
@@ -16,13 +16,13 @@ use crate::process_bound::ProcessBound;
 /// take part in the same rounds.
 #[pyclass(frozen, module = "symmc._symmc")]
 pub struct Board {
-    rounds: ProcessBound<Mutex<Option<host::Board>>>,
+    rounds: ProcessBound<Mutex<Option<control::Board>>>,
     /// Used while a round waits.
-    notices: ProcessBound<host::Notices>,
+    notices: ProcessBound<control::Notices>,
 }
 
 impl Board {
-    fn with_board<T>(&self, work: impl FnOnce(&mut host::Board) -> PyResult<T>) -> PyResult<T> {
+    fn with_board<T>(&self, work: impl FnOnce(&mut control::Board) -> PyResult<T>) -> PyResult<T> {
         let mut guard = self.rounds.try_lock("board")?;
         work(guard.as_mut().ok_or_else(|| input_error("the board is closed"))?)
     }
@@ -37,7 +37,7 @@ impl Board {
         let limit = to_timeout(timeout)?;
         let group = Group::resolve_group(py, Some(group), timeout)?;
         let board = run_interruptible(py, "open", move || {
-            host::Board::open(&group, words, limit).map_err(symmc::Error::from)
+            control::Board::open(&group, words, limit).map_err(symmc::Error::from)
         })?;
         let notices = board.notices().map_err(|error| to_exception(error.into()))?;
         Ok(Board { rounds: ProcessBound::new(Mutex::new(Some(board))), notices: ProcessBound::new(notices) })
@@ -45,7 +45,7 @@ impl Board {
 
     /// Notifies the other ranks in the call of this number that this rank failed in it. culprit: the rank at fault.
     fn leave_notice(&self, call: u64, culprit: u32, text: &str) -> PyResult<()> {
-        self.notices.get("board")?.leave(call, &host::Notice { culprit, text: clean_reason(text) });
+        self.notices.get("board")?.leave(call, &control::Notice { culprit, text: clean_reason(text) });
         Ok(())
     }
 

@@ -5,14 +5,12 @@ use std::time::Duration;
 use indexmap::IndexMap;
 use serde::de::DeserializeOwned;
 use symmc_check::CheckedPlan;
-use symmc_control::{LaunchConfig, LocateStep, RankCommand, launch_ranks};
-use symmc_cuda::CudaConfig;
+use symmc_control::{LaunchConfig, LocateStep, RankCommand, RankConfig, launch_ranks};
+use symmc_cuda::GpuConfig;
 use symmc_ir::machine::{
-    self, CollectiveCurve, CopyCurve, DispatchCapabilities, ExitBarrier, MachineProfile, Provenance,
-    TargetBackend,
+    self, Backend, CollectiveCurve, CopyCurve, DispatchCapabilities, ExitBarrier, MachineProfile, Provenance,
 };
 use symmc_ir::{CollectiveName, CollectiveVariant, SymbolBindings};
-use symmc_runtime::host::HostConfig;
 use symmc_runtime::job;
 
 pub use symmc_cuda::bench::{BenchConfig, Measurements, ProgramBench};
@@ -40,14 +38,13 @@ pub fn measure_collectives(
     config: &BenchConfig,
     command: &RankCommand,
 ) -> Result<Vec<Measurements>, Error> {
-    let gpus = CudaConfig::default().with_gpus(gpus.to_vec());
+    let gpus = GpuConfig::default().with_gpus(gpus.to_vec());
     let limit = Duration::from_secs(600);
     measure_steadily(config, &|config| {
         let launch = LaunchConfig {
             ranks,
             groups: 1,
             arena: 0,
-            first: 0,
             limit,
             locate_step: LocateStep::default(),
             segments: &|_| Vec::new(),
@@ -123,7 +120,7 @@ pub fn build_profile(name: &str, measured: &[Measurements], date: &str) -> Resul
         version: machine::VERSION,
         name: name.into(),
         about: describe_measurement(ranks, &first.machine, date),
-        backend: TargetBackend::Cuda,
+        backend: Backend::Cuda,
         multiprocessors: Some(first.multiprocessors),
         dispatches: DispatchCapabilities::GPU,
         throughput: MachineProfile::builtin(MachineProfile::nearest_builtin(ranks))
@@ -152,7 +149,7 @@ pub fn measure_computation(
     replays: u32,
     command: &RankCommand,
 ) -> TuneResult {
-    let config = CudaConfig::default().with_gpus(gpus.to_vec());
+    let config = GpuConfig::default().with_gpus(gpus.to_vec());
     let measure = |plan: &CheckedPlan| {
         let support = symmc_cuda::codegen::unsupported::check_gpu_support(plan);
         if let Some(refusal) = support.unsupported.first() {
@@ -212,11 +209,11 @@ impl CurvePoints {
 pub fn measure_program(
     plan: &CheckedPlan,
     bindings: &SymbolBindings,
-    gpus: &CudaConfig,
+    gpus: &GpuConfig,
     bench: &ProgramBench,
     command: &RankCommand,
 ) -> Result<Vec<[f64; 3]>, Error> {
-    let config = HostConfig { limit: Duration::from_secs(120), ..HostConfig::default() };
+    let config = RankConfig { limit: Duration::from_secs(120), ..RankConfig::default() };
     let gpus = gpus.clone();
     let bench = bench.clone();
     let task = |plan| RankTask::MeasureProgram(ProgramTask { plan, gpus, bench });

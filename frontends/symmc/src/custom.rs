@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use symmc_check::CheckedPlan;
 use symmc_control::RankCommand;
-use symmc_runtime::host::expect_kernels;
+use symmc_runtime::exec::expect_kernels;
 
 pub use symmc_runtime::custom::{
     CustomCall, CustomError, CustomKernelRegistry, Element, KernelSignature, PeerResult, ValueMismatch, bf16,
@@ -28,7 +28,7 @@ pub use symmc_runtime::custom::{
 
 use crate::error::Error;
 use crate::rank_task::RankTask;
-use crate::run::Backend;
+use crate::run::Execution;
 
 /// The argument by which [`rank_main`] recognises the process of a rank.
 const RANK: &str = "--symmc-rank";
@@ -41,14 +41,14 @@ pub fn check_kernels(plan: &CheckedPlan, kernels: &CustomKernelRegistry) -> Resu
     Ok(expect_kernels(plan, kernels)?)
 }
 
-impl Backend {
+impl Execution {
     /// One process per rank. Each runs this program, whose `main` must begin with [`rank_main`].
     ///
     /// # Errors
     /// The system does not give the path of this program.
-    pub fn this_program() -> Result<Backend, Error> {
+    pub fn this_program() -> Result<Execution, Error> {
         let program = std::env::current_exe().map_err(|e| Error::io("this program".as_ref(), e))?;
-        Ok(Backend::Processes(RankCommand { program, args: vec![RANK.into()] }))
+        Ok(Execution::Processes(RankCommand { program, args: vec![RANK.into()] }))
     }
 }
 
@@ -61,7 +61,7 @@ pub fn run_rank_from_fd(fd: i32, kernels: &CustomKernelRegistry) -> Result<(), E
     Ok(symmc_control::rank_main(fd, |rank| rank.receive_task::<RankTask>()?.perform(rank, kernels))?)
 }
 
-/// Runs a rank, with these kernels of custom ops, if [`Backend::this_program`] started this process. Returns the exit code when
+/// Runs a rank, with these kernels of custom ops, if [`Execution::this_program`] started this process. Returns the exit code when
 /// the run has ended, and `None` in any other process.
 ///
 /// A program that runs plans on processes of its own calls this first in its `main`, before it writes, reads or

@@ -3,31 +3,30 @@
 
 use serde::{Deserialize, Serialize};
 #[cfg(feature = "cuda")]
-use symmc_cuda::{CudaConfig, CudaSession};
-#[cfg(feature = "cuda")]
-pub use symmc_cuda::{GpuConfig, ProgressReporting};
+use symmc_cuda::{CudaSession, GpuConfig};
 
 use symmc_check::CheckedPlan;
-use symmc_control::{Group, JoinTerm};
+use symmc_control::{Group, JoinTerm, RankConfig};
 use symmc_plan::ParsedPlan;
-use symmc_runtime::host::{HostConfig, HostSession, expect_kernels};
+use symmc_runtime::exec::expect_kernels;
+use symmc_runtime::host::HostSession;
 use symmc_runtime::job::{SessionRequest, open_on_host};
 use symmc_runtime::session::{DeviceSession, MemoryUsage};
 use symmc_runtime::{CustomKernelRegistry, RunError};
 
-/// The device that runs a plan on each rank.
+/// The device that runs a plan on each rank, in jobs and sessions.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
-pub enum RunDevice {
+pub enum Device {
     /// The CPU of this machine.
     #[default]
     Host,
     /// GPUs, one for each rank.
     #[cfg(feature = "cuda")]
-    Gpus(CudaConfig),
+    Gpu(GpuConfig),
 }
 
-impl RunDevice {
+impl Device {
     /// Checks that the device runs every node of a plan, with these kernels of custom ops. No rank rejects a plan that is
     /// accepted here.
     pub(crate) fn check_support(
@@ -36,52 +35,36 @@ impl RunDevice {
         kernels: &CustomKernelRegistry,
     ) -> Result<(), RunError> {
         match self {
-            RunDevice::Host => expect_kernels(plan, kernels),
+            Device::Host => expect_kernels(plan, kernels),
             #[cfg(feature = "cuda")]
-            RunDevice::Gpus(gpus) => gpus.accept(plan),
+            Device::Gpu(gpu) => gpu.accept(plan),
         }
     }
 
     /// Opens the session of one rank of a job.
-    pub(crate) fn open_session(
+    pub(crate) fn open_job(
         &self,
         request: &SessionRequest<'_>,
         kernels: &CustomKernelRegistry,
     ) -> Result<Box<dyn DeviceSession>, RunError> {
         match self {
-            RunDevice::Host => open_on_host(request, kernels),
+            Device::Host => open_on_host(request, kernels),
             #[cfg(feature = "cuda")]
-            RunDevice::Gpus(gpus) => {
-                Ok(Box::new(gpus.open(request, symmc_cuda::ProgressReporting::Enabled)?))
-            }
+            Device::Gpu(gpu) => Ok(Box::new(CudaSession::open_joined(request, &gpu.for_job())?)),
         }
     }
-}
 
-/// The device that a [`Session`](crate::Session) runs on.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub enum SessionDevice {
-    /// The CPU of this machine.
-    #[default]
-    Host,
-    /// A GPU.
-    #[cfg(feature = "cuda")]
-    Gpu(GpuConfig),
-}
-
-impl SessionDevice {
     pub(crate) fn memory_budget(
         &self,
         plan: &CheckedPlan,
         rank: u32,
         kernels: &CustomKernelRegistry,
-        config: &HostConfig,
+        config: &RankConfig,
     ) -> Result<MemoryUsage, RunError> {
         match self {
-            SessionDevice::Host => HostSession::memory_budget(plan, rank, kernels, config),
+            Device::Host => HostSession::memory_budget(plan, rank, kernels, config),
             #[cfg(feature = "cuda")]
-            SessionDevice::Gpu(gpu) => symmc_cuda::session::memory_budget(plan, rank, gpu, config),
+            Device::Gpu(gpu) => symmc_cuda::session::memory_budget(plan, rank, gpu, config),
         }
     }
 
@@ -91,15 +74,15 @@ impl SessionDevice {
         plan: &CheckedPlan,
         group: &Group,
         kernels: &CustomKernelRegistry,
-        config: &HostConfig,
+        config: &RankConfig,
     ) -> Result<Box<dyn DeviceSession>, RunError> {
         match self {
-            SessionDevice::Host => {
+            Device::Host => {
                 let terms = vec![JoinTerm::text("device", "host")];
                 Ok(Box::new(HostSession::open(plan, group, kernels, config, terms)?))
             }
             #[cfg(feature = "cuda")]
-            SessionDevice::Gpu(gpu) => Ok(Box::new(CudaSession::open(plan, group, gpu, config)?)),
+            Device::Gpu(gpu) => Ok(Box::new(CudaSession::open(plan, group, gpu, config)?)),
         }
     }
 }

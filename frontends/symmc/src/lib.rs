@@ -1,7 +1,7 @@
 //! The stable Rust API of symmc: it compiles programs with communication into plans, proves the plans safe, and runs them.
 //!
 //! ```no_run
-//! use symmc::{Backend, CompileConfig, OpenOptions, Program, RunConfig, TensorFile, Workload};
+//! use symmc::{Execution, CompileConfig, OpenOptions, Program, RunConfig, TensorFile, Workload};
 //!
 //! # fn main() -> Result<(), symmc::Error> {
 //! let program = Program::open("model.pt2".as_ref(), &OpenOptions::default().with_ranks(4))?;
@@ -9,7 +9,7 @@
 //! println!("{}", plan.report());
 //! let tensors = TensorFile::open("model.safetensors".as_ref())?;
 //! let work = Workload::recorded(&program, &tensors)?;
-//! let outputs = symmc::run(&plan, &work, &Backend::Threads, &RunConfig::default().with_repeats(2))?;
+//! let outputs = symmc::run(&plan, &work, &Execution::Threads, &RunConfig::default().with_repeats(2))?;
 //! # let _ = outputs; Ok(()) }
 //! ```
 //!
@@ -19,7 +19,7 @@
 //! 2. [`compile`] makes a [`CheckedPlan`]: a [`Plan`] that was proved safe. [`into_checked_plan`] proves a plan that was read
 //!    from a file ([`read_plan`]).
 //! 3. A [`Workload`] holds the other things that a run needs: the values of the symbols and the inputs of every rank.
-//! 4. [`run`] executes the plan on a [`Backend`]. [`run_joined`] executes one rank of it, in a process that another launcher
+//! 4. [`run`] executes the plan in the way that an [`Execution`] states. [`run_joined`] executes one rank of it, in a process that another launcher
 //!    started. Kernels of [`mod@custom`] ops are registered in the [`RunConfig`].
 //!
 //! # Sessions
@@ -58,7 +58,7 @@
 //! # Features
 //! | feature | adds |
 //! |---|---|
-//! | `cuda` | GPUs: `CudaConfig`, `check_gpu_support`, `bench`. CUDA itself is loaded when it is used |
+//! | `cuda` | GPUs: `GpuConfig`, `check_gpu_support`, `bench`. CUDA itself is loaded when it is used |
 //! | `torch` | `.pt2` archives of PyTorch |
 //! | `onnx` | ONNX models |
 //!
@@ -134,25 +134,22 @@ pub use symmc_planner::OrderStrategy;
 
 // Runs.
 pub use custom::{CustomKernelRegistry, KernelSignature, check_kernels, rank_main, run_rank_from_fd};
-pub use device::RunDevice;
+pub use device::Device;
 pub use outputs::{
     check_output, check_writable, refuse_overwrite, refuse_same_output, write_file, write_outputs,
 };
 pub use recorded_outputs::ExpectedOutputs;
 pub use run::{
-    Backend, RunConfig, check_device_support, run, run_joined, run_joined_timed, run_timed, run_with_noise,
+    Execution, RunConfig, check_device_support, run, run_joined, run_joined_timed, run_timed, run_with_noise,
 };
 pub use symmc_control::{JoinTerm, LauncherChoice, Membership, RankCommand};
 #[cfg(feature = "cuda")]
-pub use symmc_cuda::{AlgorithmSelection, CudaConfig, device::arena::ArenaSource};
+pub use symmc_cuda::{AlgorithmSelection, GpuAssignment, GpuConfig, ProgressReporting, arena::ArenaSource};
 pub use symmc_ir::interp::SeedScope as RankDraw;
 pub use symmc_runtime::job::{JobResult, RunTimes};
 pub use workload::{DrawConfig, Workload, resolve_bindings};
 
 // Sessions.
-pub use device::SessionDevice;
-#[cfg(feature = "cuda")]
-pub use device::{GpuConfig, ProgressReporting};
 pub use session::buffer::SessionBuffer;
 pub use session::slot::PortSlot;
 pub use session::{

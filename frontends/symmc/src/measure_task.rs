@@ -5,16 +5,15 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use symmc_control::{LaunchedRank, LocateStep, PlanSubject};
-use symmc_cuda::CudaConfig;
+use symmc_cuda::GpuConfig;
 use symmc_cuda::bench::{self, BenchConfig, ProgramBench};
 use symmc_runtime::RunError;
-use symmc_runtime::host::{CommConfig, SessionRank};
 use symmc_runtime::job::{PlanMessage, SessionRequest};
 
 /// Collectives that a rank measures together with the others.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct CollectivesTask {
-    pub gpus: CudaConfig,
+    pub gpus: GpuConfig,
     pub limit: Duration,
     pub config: BenchConfig,
 }
@@ -23,8 +22,7 @@ impl CollectivesTask {
     /// Measures them, and sends [`bench::Measurements`] back.
     pub fn perform(self, rank: &mut LaunchedRank) -> Result<(), RunError> {
         let subject = PlanSubject { hash: "collectives".into(), about: Vec::new() };
-        let comm = CommConfig::new(rank.ranks(), self.limit);
-        let joined = SessionRank::new(rank.join(subject, &[], LocateStep::default())?, comm)?;
+        let joined = rank.join(subject, &[], LocateStep::default())?;
         let measured = bench::collectives(&joined, &self.gpus, self.limit, &self.config);
         let answered = measured.and_then(|measured| joined.send_answer(&measured));
         joined.conclude_job(answered)
@@ -35,7 +33,7 @@ impl CollectivesTask {
 #[derive(Serialize, Deserialize)]
 pub(crate) struct ProgramTask {
     pub plan: PlanMessage,
-    pub gpus: CudaConfig,
+    pub gpus: GpuConfig,
     pub bench: ProgramBench,
 }
 

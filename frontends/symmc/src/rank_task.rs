@@ -5,13 +5,13 @@ use symmc_control::LaunchedRank;
 use symmc_runtime::job::JobMessage;
 use symmc_runtime::{CustomKernelRegistry, RunError};
 
-use crate::device::RunDevice;
+use crate::device::Device;
 
 /// A task of the process of a rank.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum RankTask {
     /// Run a job on a device.
-    Run { device: RunDevice, job: JobMessage },
+    Run { device: Device, job: JobMessage },
     /// Measure collectives on GPUs.
     #[cfg(feature = "cuda")]
     MeasureCollectives(crate::measure_task::CollectivesTask),
@@ -24,7 +24,7 @@ impl RankTask {
     /// Performs the task on a rank, with these kernels of custom ops.
     pub fn perform(self, rank: &mut LaunchedRank, kernels: &CustomKernelRegistry) -> Result<(), RunError> {
         match self {
-            RankTask::Run { device, job } => job.run(rank, &|request| device.open_session(request, kernels)),
+            RankTask::Run { device, job } => job.run(rank, &|request| device.open_job(request, kernels)),
             #[cfg(feature = "cuda")]
             RankTask::MeasureCollectives(task) => task.perform(rank),
             #[cfg(feature = "cuda")]

@@ -1,18 +1,17 @@
-//! Runs a plan on a backend.
+//! Runs a plan on all its ranks.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
-use symmc_control::{Membership, RankCommand};
+use symmc_control::{Membership, RankCommand, RankConfig};
 use symmc_ir::entity::Entity;
 use symmc_ir::{OutputKind, Tensor, interp};
 use symmc_runtime::custom::CustomKernelRegistry;
-use symmc_runtime::host::{HostConfig, LaneThreads};
 use symmc_runtime::job::{self, Job, JobResult, RankJob, RunTimes, SessionRequest};
 
-use crate::device::RunDevice;
+use crate::device::Device;
 use crate::error::Error;
 use crate::rank_task::RankTask;
 use crate::workload::Workload;
@@ -20,10 +19,10 @@ use crate::workload::Workload;
 /// The distance of the noise of two seeds: only a run with at least this many repetitions repeats the noise of the next seed.
 const RUNS_OF_A_SEED: u64 = 1 << 32;
 
-/// The threads or processes that run a plan.
+/// The threads or processes that run the ranks of a plan.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Backend {
+pub enum Execution {
     /// The reference interpreter runs the imported program of all ranks in this process. No plan is executed.
     Interpreter,
     /// The ranks are threads of this process.
@@ -45,7 +44,7 @@ pub struct RunConfig {
     /// The kernels of custom ops.
     pub kernels: CustomKernelRegistry,
     /// The device that runs the plan on each rank.
-    pub device: RunDevice,
+    pub device: Device,
     /// Runs the last time step by step, and writes the times of the steps on all ranks to this file. Only for GPUs.
     pub trace: Option<PathBuf>,
 }
@@ -57,7 +56,7 @@ impl Default for RunConfig {
             chaos: None,
             repeats: 1,
             kernels: CustomKernelRegistry::new(),
-            device: RunDevice::Host,
+            device: Device::Host,
             trace: None,
         }
     }
@@ -85,7 +84,7 @@ impl RunConfig {
     }
 
     /// Sets the device that runs the plan on each rank.
-    pub fn with_device(self, device: RunDevice) -> RunConfig {
+    pub fn with_device(self, device: Device) -> RunConfig {
         RunConfig { device, ..self }
     }
 
@@ -94,10 +93,8 @@ impl RunConfig {
         RunConfig { trace: trace.into(), ..self }
     }
 
-    /// With random delays the lanes of a rank run at the same time, so that every order that the plan allows can occur.
-    fn host_config(&self) -> HostConfig {
-        let threads = if self.chaos.is_some() { LaneThreads::Each } else { LaneThreads::One };
-        HostConfig { limit: clamp_wait(self.timeout), chaos: self.chaos, threads, ..HostConfig::default() }
+    fn rank_config(&self) -> RankConfig {
+        RankConfig { limit: clamp_wait(self.timeout), chaos: self.chaos, ..RankConfig::default() }
     }
 }
 
@@ -121,10 +118,10 @@ pub fn check_device_support(plan: &CheckedPlan, config: &RunConfig) -> Result<()
 pub fn run(
     plan: &CheckedPlan,
     work: &Workload,
-    backend: &Backend,
+    execution: &Execution,
     config: &RunConfig,
 ) -> Result<Vec<Vec<Tensor>>, Error> {
-    run_timed(plan, work, backend, config).map(|ran| ran.outputs)
+    run_timed(plan, work, execution, config).map(|ran| ran.outputs)
 }
 
 /// As [`run`], with the times of the runs. The interpreter runs all ranks at once and has one time for all of them.
@@ -134,10 +131,10 @@ pub fn run(
 pub fn run_timed(
     plan: &CheckedPlan,
     work: &Workload,
-    backend: &Backend,
+    execution: &Execution,
     config: &RunConfig,
 ) -> Result<JobResult, Error> {
-    if let Backend::Interpreter = backend {
+    if let Execution::Interpreter = execution {
         return interpret(plan, work, config, None);
     }
     let job = Job {
@@ -146,20 +143,20 @@ pub fn run_timed(
         inputs: &work.inputs,
         repeats: config.repeats.max(1),
         trace: config.trace.clone(),
-        config: config.host_config(),
+        config: config.rank_config(),
     };
     let device = config.device.clone();
-    Ok(match backend {
-        Backend::Processes(command) => job::launch_job(&job, command, |job| RankTask::Run { device, job })?,
+    Ok(match execution {
+        Execution::Processes(command) => job::launch_job(&job, command, |job| RankTask::Run { device, job })?,
         _ => {
-            let open = |request: &SessionRequest<'_>| device.open_session(request, &config.kernels);
+            let open = |request: &SessionRequest<'_>| device.open_job(request, &config.kernels);
             job::run_threads(&job, &open)?
         }
     })
 }
 
 /// The outputs of the interpreter for each rank, with random noise from `seed` added to every rounding. Outputs that differ
-/// much from those of [`Backend::Interpreter`] are sensitive to rounding errors, and differ on other backends too.
+/// much from those of [`Execution::Interpreter`] are sensitive to rounding errors, and differ on other backends too.
 ///
 /// # Errors
 /// As [`run`] by the interpreter.
@@ -253,8 +250,8 @@ pub fn run_joined_timed(
         repeats: config.repeats.max(1),
         trace: config.trace.clone(),
         settings: &work.settings,
-        config: config.host_config(),
+        config: config.rank_config(),
     };
-    let open = |request: &SessionRequest<'_>| config.device.open_session(request, &config.kernels);
+    let open = |request: &SessionRequest<'_>| config.device.open_job(request, &config.kernels);
     Ok(job::run_rank(place, &job, &open)?)
 }

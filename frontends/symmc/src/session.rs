@@ -10,8 +10,8 @@ mod values;
 use std::time::Duration;
 
 use symmc_check::CheckedPlan;
+use symmc_control::RankConfig;
 use symmc_ir::{SymbolBindings, Tensor};
-use symmc_runtime::host::{self, HostConfig};
 pub use symmc_runtime::session::PortStorage;
 use symmc_runtime::session::{Port, RawStream};
 use symmc_runtime::{CustomKernelRegistry, RunError};
@@ -20,13 +20,13 @@ pub use symmc_control::{Bootstrap, Group};
 pub use symmc_runtime::session::{MemoryUsage, RecordingCounts};
 pub use values::{SessionValue, ValueKind};
 
-#[cfg(feature = "cuda")]
-use crate::device::GpuConfig;
-use crate::device::SessionDevice;
+use crate::device::Device;
 use crate::error::Error;
 use crate::run::clamp_wait;
 use crate::workload::find_symbol;
 use device::SessionProgram;
+#[cfg(feature = "cuda")]
+use symmc_cuda::GpuConfig;
 
 /// The options of a session. The default opens it on the host; `with_…` methods change fields.
 #[derive(Clone, Debug)]
@@ -44,7 +44,7 @@ pub struct SessionConfig {
     /// session can open other programs.
     pub extendable: bool,
     /// The device that the session runs on.
-    pub device: SessionDevice,
+    pub device: Device,
 }
 
 impl Default for SessionConfig {
@@ -55,7 +55,7 @@ impl Default for SessionConfig {
             chaos: None,
             symmetric_bytes: 0,
             extendable: false,
-            device: SessionDevice::default(),
+            device: Device::default(),
         }
     }
 }
@@ -95,18 +95,15 @@ impl SessionConfig {
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn with_gpu(self, gpu: GpuConfig) -> Self {
-        SessionConfig { device: SessionDevice::Gpu(gpu), ..self }
+        SessionConfig { device: Device::Gpu(gpu), ..self }
     }
 
-    fn host_config(&self) -> HostConfig {
-        let threads = if self.chaos.is_some() { host::LaneThreads::Each } else { host::LaneThreads::One };
-        HostConfig {
+    fn rank_config(&self) -> RankConfig {
+        RankConfig {
             limit: clamp_wait(self.timeout),
             chaos: self.chaos,
-            threads,
             callers: self.symmetric_bytes,
             extendable: self.extendable,
-            ..HostConfig::default()
         }
     }
 }
@@ -168,7 +165,7 @@ impl Session {
     /// The group has another number of ranks, an op has no kernel, there is no such GPU or no memory, or the other ranks do not
     /// join before the timeout, or use another plan, version or device.
     pub fn open(plan: &CheckedPlan, group: &Group, config: &SessionConfig) -> Result<Session, Error> {
-        let device = config.device.open_session(plan, group, &config.kernels, &config.host_config())?;
+        let device = config.device.open_session(plan, group, &config.kernels, &config.rank_config())?;
         Session::from_device(plan, SessionProgram::new(device), group.rank(), config.kernels.clone())
     }
 
@@ -215,7 +212,7 @@ impl Session {
     /// # Errors
     /// The plan has no such rank, or an op has no kernel there.
     pub fn budget(plan: &CheckedPlan, rank: u32, config: &SessionConfig) -> Result<MemoryUsage, Error> {
-        Ok(config.device.memory_budget(plan, rank, &config.kernels, &config.host_config())?)
+        Ok(config.device.memory_budget(plan, rank, &config.kernels, &config.rank_config())?)
     }
 
     /// The rank of this process or thread.

@@ -6,24 +6,24 @@ crate::named_enum! {
     /// The backend that runs the plans of a machine.
     #[derive(Serialize, Deserialize)]
     #[serde(try_from = "String", into = "String")]
-    TargetBackend {
+    Backend {
         /// Processes over shared memory.
         Host = "host",
         Cuda = "cuda",
     }
 }
 
-impl TryFrom<String> for TargetBackend {
+impl TryFrom<String> for Backend {
     type Error = String;
 
-    fn try_from(name: String) -> Result<TargetBackend, String> {
-        TargetBackend::from_name(&name)
-            .ok_or_else(|| format!("backend: expected one of {}, found {name}", TargetBackend::names()))
+    fn try_from(name: String) -> Result<Backend, String> {
+        Backend::from_name(&name)
+            .ok_or_else(|| format!("backend: expected one of {}, found {name}", Backend::names()))
     }
 }
 
-impl From<TargetBackend> for String {
-    fn from(backend: TargetBackend) -> String {
+impl From<Backend> for String {
+    fn from(backend: Backend) -> String {
         backend.name().to_string()
     }
 }

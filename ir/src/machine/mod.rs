@@ -51,7 +51,7 @@ use thiserror::Error;
 
 pub use crate::collective::ExitBarrier;
 use crate::collective::{CollectiveKind, CollectiveVariant};
-pub use backend::TargetBackend;
+pub use backend::Backend;
 pub use capability::{
     BatchLimits, CollectiveLimits, ColumnLimits, DispatchCapabilities, GatherLimits, LoopLimits,
     ProductLimits, ProductShape, ReductionLimits, RotaryLimits, RowLimits, SelectionLimits, SplitKLimits,
@@ -85,7 +85,7 @@ pub struct MachineProfile {
     /// A description of the machine and of the origin of the numbers, for people.
     pub about: String,
     /// The backend that runs plans on the machine.
-    pub backend: TargetBackend,
+    pub backend: Backend,
     /// The number of multiprocessors of a device. Absent if communication occupies all of a rank that would
     /// compute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -224,7 +224,7 @@ impl MachineProfile {
         ranks: u32,
     ) -> Option<f64> {
         // The kernels for GPUs support at most this number of ranks.
-        if self.backend == TargetBackend::Cuda && ranks > model::MAX_GPU_CELL_RANKS && !variant.is_library() {
+        if self.backend == Backend::Cuda && ranks > model::MAX_GPU_CELL_RANKS && !variant.is_library() {
             return None;
         }
         let curve = self.nearest_curve(kind, variant, exit, ranks)?;
@@ -504,7 +504,7 @@ mod tests {
         let error =
             MachineProfile::from_json(&serde_json::to_string(&absent).unwrap()).unwrap_err().to_string();
         assert!(error.contains("missing field `backend`"), "{error}");
-        let stated = MachineProfile { backend: TargetBackend::Host, ..profile };
+        let stated = MachineProfile { backend: Backend::Host, ..profile };
         assert_eq!(MachineProfile::from_json(&stated.to_json()).unwrap(), stated);
     }
 

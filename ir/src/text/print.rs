@@ -4,7 +4,6 @@
 //! never fails: an id that is in no table is written as `%?`, `@?` or `?`, which parsing rejects.
 
 use super::forms::{op_name, write_attributes, write_kind};
-use super::quote::is_identifier;
 use super::writer::TextWriter;
 use crate::collective::CollectiveKind;
 use crate::graph::{
@@ -12,6 +11,7 @@ use crate::graph::{
 };
 use crate::ids::ValueId;
 use crate::op::Op;
+use crate::quote::is_identifier;
 
 pub fn print(graph: &Graph) -> String {
     let mut p =

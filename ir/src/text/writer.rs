@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-use super::quote::{is_bare, write_string};
 use crate::dim::Dim;
 use crate::graph::Graph;
 use crate::ids::{GroupId, ValueId};
+use crate::quote::{is_bare, write_string};
 use crate::types::TensorType;
 
 pub(super) struct TextWriter<'a> {

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use symmc_ir::entity::Entity;
-use symmc_ir::text::{fuzz, parse, print};
+use symmc_ir::fuzz;
+use symmc_ir::text::{parse, print};
 use symmc_ir::{
     AllToAllSplits, ArgOp, AttentionBound, BinaryOp, BoundSide, Collective, CollectiveKind,
     CollectiveReduceOp, CollectiveVariant, CustomOp, DType, Dim, FloatAttribute, Graph, GraphBuilder,

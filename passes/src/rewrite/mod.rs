@@ -16,10 +16,13 @@
 //! which ranks hold the same bits of it ([`Replication`]).
 
 mod compact;
+mod replaced_collectives;
 
-use std::cell::Cell;
+use std::any::{Any, TypeId};
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::rc::Rc;
 
 use indexmap::IndexMap;
 use symmc_ir::closed_form::{ClosedForm, ClosedFormContext};
@@ -28,9 +31,9 @@ use symmc_ir::{
     Replication, SymbolTable, TensorType, ValueId,
 };
 
-use crate::canon::masks::fact::MaskFactCache;
-use crate::canon::replaced_collectives::{ReplacedCollective, find_collective};
 pub use compact::compact;
+use replaced_collectives::find_collective;
+pub use replaced_collectives::{CollectiveChange, ReplacedCollective, collective_changes};
 pub use symmc_ir::copying::{UniqueNames, ValueMap, copy_inputs, copy_node, copy_outputs};
 
 pub struct RewriteRule {
@@ -77,7 +80,8 @@ pub struct Rewriter<'r> {
     graph: Graph,
     known: EntityMap<ValueId, Option<ClosedForm>>,
     replication: EntityMap<ValueId, Replication>,
-    facts: MaskFactCache,
+    /// What rules remember about values, by the type of each cache.
+    rule_caches: RefCell<HashMap<TypeId, Rc<dyn Any>>>,
     /// Whether the bounds checks of the source cover the node that is being rewritten.
     covers_node: bool,
     /// Values of nodes whose indices the bounds checks of the source cover.
@@ -180,7 +184,7 @@ impl<'r> Rewriter<'r> {
             graph: out,
             known: forms,
             replication,
-            facts: MaskFactCache::default(),
+            rule_caches: RefCell::default(),
             covers_node: false,
             covered: HashSet::new(),
             shared: HashSet::new(),
@@ -254,9 +258,11 @@ impl<'r> Rewriter<'r> {
         ClosedFormContext { graph: &self.graph, known: &self.known }
     }
 
-    /// Facts about values as functions of positions.
-    pub fn mask_facts(&self) -> &MaskFactCache {
-        &self.facts
+    /// A cache of rules, which lives as long as the graph is under construction. It is empty at first.
+    pub fn rule_cache<C: Default + 'static>(&self) -> Rc<C> {
+        let mut caches = self.rule_caches.borrow_mut();
+        let cache = caches.entry(TypeId::of::<C>()).or_insert_with(|| Rc::new(C::default()));
+        cache.clone().downcast().unwrap_or_default()
     }
 
     /// Whether every run checks that the indices of the node that is being rewritten lie within their axes.

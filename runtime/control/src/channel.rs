@@ -55,8 +55,6 @@ pub(crate) struct WelcomeMessage {
     pub groups: usize,
     /// Bytes of each symmetric arena.
     pub arena: usize,
-    /// The first value of counters.
-    pub first: u32,
     /// Bytes of each segment of the task, for a rank that the launcher started.
     pub task: Vec<usize>,
     /// The number of files that the task names.

@@ -41,8 +41,8 @@ impl SharedRunMemory {
         total.div_ceil(ranks.max(1) as usize)
     }
 
-    /// New memory for `ranks` ranks with symmetric arenas of `arena` bytes. Counters start at `first`;
-    /// communicators start theirs and the epochs of LL at the same value.
+    /// New memory for `ranks` ranks with symmetric arenas of `arena` bytes. Counters and the epochs of LL start
+    /// at `first`: 0 except in tests of their wrap-around.
     pub fn create(ranks: u32, groups: usize, arena: usize, first: u32) -> Result<SharedRunMemory> {
         let control = Arc::new(MemorySegment::create(
             "the control segment",

@@ -362,3 +362,7 @@ fn waiting_text(culprit: u32, peers: &[u32]) -> String {
         _ => format!("; rank {culprit} keeps the others waiting"),
     }
 }
+
+pub fn session_ended_error() -> RunError {
+    RunError::Invalid("the session has ended".into())
+}

@@ -22,6 +22,7 @@ use symmc_support::parallel;
 use crate::channel::{
     Channel, CoordinatorMessage, RankIdentity, RankMessage, WelcomeMessage, is_same_user, set_send_timeout,
 };
+use crate::communicator::RankCommunicator;
 use crate::coordinator::{CoordinatedRank, Coordinator, PlanSubject, RunKind};
 use crate::domain::SharedRunMemory;
 use crate::error::{Result, RunError};
@@ -53,8 +54,6 @@ pub struct JoinRequest {
     pub arena: usize,
     pub run_kind: RunKind,
     pub locate_step: LocateStep,
-    /// The first value of counters and epochs of LL. 0 except in tests of their wrap-around.
-    pub first: u32,
     /// The timeout of every wait.
     pub limit: Duration,
 }
@@ -201,7 +200,7 @@ fn connect_rank(
     let link = CoordinatorLink::new(channel, config, opening);
     let agreed = link.agree_on_identity(identity, &purpose.terms);
     match agreed.and_then(|()| expect_arena_size(purpose, membership.rank, &domain)) {
-        Ok(()) => Ok(JoinedRank::new(link, membership.rank, domain)),
+        Ok(()) => Ok(JoinedRank::new(link, RankCommunicator::new(domain, membership.rank, purpose.limit))),
         Err(error) => Err(link.report_failure(error)),
     }
 }
@@ -308,7 +307,6 @@ impl GatheredRun {
                 ranks: self.place.ranks,
                 groups: self.purpose.groups,
                 arena: self.purpose.arena,
-                first: self.purpose.first,
                 task: vec![],
                 files: 0,
                 limit: self.purpose.limit,
@@ -327,7 +325,7 @@ impl GatheredRun {
         let channels = gathered.channels;
         // Processes that connect from now on belong to no run.
         drop(listener);
-        let created = SharedRunMemory::create(place.ranks, purpose.groups, purpose.arena, purpose.first);
+        let created = SharedRunMemory::create(place.ranks, purpose.groups, purpose.arena, 0);
         let welcomed = created.and_then(|domain| self.welcome_all(&channels, &domain).map(|()| domain));
         let domain = welcomed.map_err(|error| {
             let error = error.reported_by(place.rank);

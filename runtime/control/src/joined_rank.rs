@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use crate::communicator::RankCommunicator;
 use crate::control::RankProgress;
-use crate::domain::SharedRunMemory;
 use crate::error::{Result, RunError};
 use crate::heartbeat::{ActiveClock, Observer};
 use crate::link::CoordinatorLink;
+use crate::wait::SpinConfig;
 
 #[derive(Debug)]
 pub struct JoinedRank {
     link: CoordinatorLink,
-    rank: u32,
-    domain: SharedRunMemory,
+    comm: RankCommunicator,
     /// The coordinating thread, on rank 0 of a run that no launcher of this crate coordinates.
     coordinator: Option<JoinHandle<Result<()>>>,
     /// The maximum time that rank 0 waits for the others when it closes a session.
@@ -67,8 +67,8 @@ impl ProgressRecording {
 }
 
 impl JoinedRank {
-    pub(crate) fn new(link: CoordinatorLink, rank: u32, domain: SharedRunMemory) -> JoinedRank {
-        JoinedRank { link, rank, domain, coordinator: None, close_timeout: Duration::ZERO }
+    pub(crate) fn new(link: CoordinatorLink, comm: RankCommunicator) -> JoinedRank {
+        JoinedRank { link, comm, coordinator: None, close_timeout: Duration::ZERO }
     }
 
     /// Adds to rank 0 the thread that coordinates all ranks.
@@ -81,12 +81,17 @@ impl JoinedRank {
         JoinedRank { close_timeout, ..self }
     }
 
-    pub fn rank(&self) -> u32 {
-        self.rank
+    pub(crate) fn with_spin(self, spin: SpinConfig) -> JoinedRank {
+        JoinedRank { comm: self.comm.with_spin(spin), ..self }
     }
 
-    pub fn domain(&self) -> &SharedRunMemory {
-        &self.domain
+    /// Delays the rank at random around every access to a peer, if there is a seed.
+    pub fn with_chaos(self, seed: Option<u64>) -> JoinedRank {
+        JoinedRank { comm: self.comm.with_chaos(seed), ..self }
+    }
+
+    pub fn comm(&self) -> &RankCommunicator {
+        &self.comm
     }
 
     /// Notifies the coordinator that this rank is ready to run; returns when all ranks are.
@@ -97,13 +102,13 @@ impl JoinedRank {
     /// Ends the run on all ranks because of an error of this one. Returns the error that explains the failure
     /// best.
     pub fn fail_run(&self, error: RunError) -> RunError {
-        self.domain.control.abort(self.rank, &error);
+        self.comm.domain.control.abort(self.comm.rank, &error);
         self.link.report_failure(error)
     }
 
     /// Fails if the run has ended on any rank.
     pub fn expect_running(&self) -> Result<()> {
-        self.domain.control.abort_reason().map_or(Ok(()), Err)
+        self.comm.control().abort_reason().map_or(Ok(()), Err)
     }
 
     pub fn send_answer(&self, answer: &impl Serialize) -> Result<()> {
@@ -125,8 +130,8 @@ impl JoinedRank {
     /// others may wait for rank 0 in their next session, and would blame it. Peers that begin a later run are
     /// refused.
     pub fn leave_session(self, recorded: ProgressRecording, runs: u64, leaving: LeaveMode) {
-        let control = self.domain.control.clone();
-        let me = self.rank;
+        let control = self.comm.control().clone();
+        let me = self.comm.rank();
         control.set_closed(me, runs);
         let own_progress = control.progress(me);
         let peers = (0..control.ranks()).filter(|&rank| rank != me);
@@ -167,6 +172,7 @@ mod tests {
 
     use super::*;
     use crate::channel::Channel;
+    use crate::domain::SharedRunMemory;
     use crate::link::CoordinatorLinkConfig;
     use crate::opening::{CoordinatedBy, OpeningRank};
     use crate::steps::LocateStep;
@@ -207,7 +213,8 @@ mod tests {
             }
             Ok(())
         });
-        let rank = JoinedRank::new(link, 0, domain).with_coordinator(coordinator).with_close_timeout(LIMIT);
+        let rank = JoinedRank::new(link, RankCommunicator::new(domain, 0, LIMIT));
+        let rank = rank.with_coordinator(coordinator).with_close_timeout(LIMIT);
         rank.leave_session(ProgressRecording::All, 1, leaving);
         let _ = left.send(());
         assert_eq!(control.runs_before_close(0), Some(1));

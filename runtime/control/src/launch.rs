@@ -33,7 +33,6 @@ pub struct LaunchConfig<'a> {
     pub groups: usize,
     /// Bytes of the symmetric arena of each rank.
     pub arena: usize,
-    pub first: u32,
     /// The timeout of every wait.
     pub limit: Duration,
     pub locate_step: LocateStep,
@@ -49,12 +48,12 @@ pub fn launch_ranks(
     command: &RankCommand,
     task: &impl Serialize,
 ) -> Result<Vec<String>> {
-    let LaunchConfig { ranks, groups, arena, first, limit, locate_step, segments, files } = config;
+    let LaunchConfig { ranks, groups, arena, limit, locate_step, segments, files } = config;
     let text = serde_json::to_vec(task).map_err(|e| RunError::system("writing the task of ranks", e))?;
     let task = MemorySegment::create("the task", text.len())?;
     // SAFETY: the segment has as many bytes, and no other process has it yet.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), task.as_ptr(), text.len()) };
-    let domain = SharedRunMemory::create(ranks, groups, arena, first)?;
+    let domain = SharedRunMemory::create(ranks, groups, arena, 0)?;
 
     let null = File::options().read(true).write(true).open("/dev/null");
     let null = null.map_err(|e| RunError::from_system_call("opening /dev/null", "open", e))?;
@@ -64,7 +63,7 @@ pub fn launch_ranks(
         let channel = processes.spawn(command, rank, limit)?;
         let rank_segments: Vec<&MemorySegment> = [&task].into_iter().chain(segments(rank)).collect();
         let task = rank_segments.iter().map(|segment| segment.len()).collect();
-        let welcome = WelcomeMessage { rank, ranks, groups, arena, first, task, files: files.len(), limit };
+        let welcome = WelcomeMessage { rank, ranks, groups, arena, task, files: files.len(), limit };
         channel.send(&CoordinatorMessage::Welcome(welcome))?;
         let fds = domain.fds().into_iter().chain(rank_segments.iter().map(|segment| segment.fd())).flatten();
         channel.send_fds(&fds.chain(files.iter().copied()).collect::<Vec<_>>())?;

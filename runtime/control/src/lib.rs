@@ -1,11 +1,14 @@
-//! Joining, supervision and shutdown of the ranks of a run: rendezvous, channels, agreement, launchers.
+//! The control plane of all devices: joining, supervision, agreement and shutdown of the ranks of a run.
 //!
 //! - [`launch_ranks`] starts one process for each rank; each of them calls [`rank_main`].
 //! - [`JoinedRank::join`] joins a run that this crate did not launch. The rank comes from another launcher
 //!   ([`LauncherChoice`] names them) or from a thread of a [`Group`].
+//! - A [`JoinedRank`] meets the others through its [`RankCommunicator`]. A [`Board`] exchanges a few words
+//!   between ranks without a plan.
 //!
 //! The modules from the bottom up: `memory` maps segments. `control` holds the words through which ranks
-//! signal each other. `domain` is all memory that they share. `wait` bounds every wait. `joining` is the
+//! signal each other. `domain` is all memory that they share. `wait` bounds every wait. `communicator`,
+//! `rendezvous`, `stage`, `exchange` and `announce` are what a rank does in this memory. `joining` is the
 //! protocol by which a run opens. `channel`, `opening`, `link`, `gather` and `coordinator` carry the protocol
 //! out, watch the run and end it. Every failure is a [`RunError`].
 //!
@@ -14,8 +17,12 @@
 //! however a run ends.
 
 mod ancestor;
+mod announce;
+mod board;
 mod bounded_allocator;
 mod channel;
+mod chaos;
+mod communicator;
 mod control;
 mod coordinator;
 pub mod culprit;
@@ -23,6 +30,7 @@ mod descriptors;
 mod domain;
 mod environment;
 pub mod error;
+mod exchange;
 mod gather;
 mod group;
 mod heartbeat;
@@ -39,13 +47,18 @@ mod memory;
 mod opening;
 pub mod process;
 mod rank;
+mod rank_config;
+mod rendezvous;
 mod spawn;
+mod stage;
 mod steps;
 mod trace;
 mod wait;
 
+pub use board::{Board, Notice, Notices};
 pub use bounded_allocator::{BoundedAllocator, exit_immediately};
 pub use channel::{Channel, ReceiveOutcome, accept_connection, is_same_user};
+pub use communicator::{GroupState, RankCommunicator};
 pub use control::{ANNOUNCED, ControlSegment, GroupCounter, PutSignal, RankProgress, has_reached};
 pub use coordinator::{PlanSubject, RunKind, explaining_error};
 pub use descriptors::collect_descriptors;
@@ -60,7 +73,10 @@ pub use launchers::{DetectedLauncher, LauncherChoice};
 pub use membership::Membership;
 pub use memory::{MemorySegment, SegmentAccess};
 pub use rank::{LaunchedRank, rank_main};
+pub use rank_config::RankConfig;
+pub use rendezvous::{RendezvousStep, StepRendezvous};
 pub use spawn::RankCommand;
+pub use stage::{ChunkStage, chunk_share};
 pub use steps::{LocateStep, StepName};
 pub use trace::enter_rank_span;
 pub use wait::{SleepState, SpinConfig, WaitFailure, Waiter, YieldMode};

@@ -10,6 +10,7 @@ use nix::sys::socket::{getsockopt, sockopt};
 use serde::de::DeserializeOwned;
 
 use crate::channel::{Channel, CoordinatorMessage, RankIdentity, RankMessage, WelcomeMessage};
+use crate::communicator::RankCommunicator;
 use crate::control::ControlSegment;
 use crate::coordinator::PlanSubject;
 use crate::domain::SharedRunMemory;
@@ -131,7 +132,7 @@ impl LaunchedRank {
         let config = CoordinatorLinkConfig { control, rank, by: CoordinatedBy::Launcher, locate_step, limit };
         let link = CoordinatorLink::new(self.channel.take().ok_or_else(already_joined)?, config, opening);
         match link.agree_on_identity(identity, terms) {
-            Ok(()) => Ok(JoinedRank::new(link, rank, domain)),
+            Ok(()) => Ok(JoinedRank::new(link, RankCommunicator::new(domain, rank, limit))),
             Err(error) => Err(link.report_failure(error)),
         }
     }
@@ -210,16 +211,7 @@ mod tests {
 
     /// The welcome of the only rank of a run with one group.
     fn single_rank_welcome() -> WelcomeMessage {
-        WelcomeMessage {
-            rank: 0,
-            ranks: 1,
-            groups: 1,
-            arena: 64,
-            first: 0,
-            task: vec![],
-            files: 0,
-            limit: WELCOME,
-        }
+        WelcomeMessage { rank: 0, ranks: 1, groups: 1, arena: 64, task: vec![], files: 0, limit: WELCOME }
     }
 
     /// The result of a rank that gets this welcome and the memory of a run of one rank and one group.

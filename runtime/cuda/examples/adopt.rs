@@ -13,12 +13,11 @@ use std::time::Duration;
 
 use nccl_sys::{Nccl, NcclConfig, UniqueId};
 use symmc_check::CheckedPlan;
-use symmc_control::Group;
+use symmc_control::{Group, RankConfig};
 use symmc_cuda::device::driver::{Device, Stream};
 use symmc_cuda::{CudaSession, GpuConfig};
 use symmc_ir::{SymbolBindings, text};
 use symmc_planner::{BucketInput, PlanConfig};
-use symmc_runtime::host::HostConfig;
 use symmc_runtime::session::{DeviceSession, Port};
 
 const ELEMENT_COUNT: usize = 4096;
@@ -99,7 +98,7 @@ fn rank(plan: &CheckedPlan, group: &Group, id: UniqueId) -> Result<Vec<f32>, Fai
             .with_stream(stream.handle().cast())
             .with_communicator(communicator.0, (0..group.ranks()).collect())
     };
-    let config = HostConfig { limit: WAIT_TIMEOUT, ..HostConfig::default() };
+    let config = RankConfig { limit: WAIT_TIMEOUT, ..RankConfig::default() };
     let mut session = CudaSession::open(plan, group, &gpu, &config)?;
     session.set_sizes(&SymbolBindings::new())?;
     let input: Vec<u8> = numbers(group.rank()).iter().flat_map(|x| x.to_ne_bytes()).collect();

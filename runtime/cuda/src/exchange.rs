@@ -1,7 +1,7 @@
 //! Small exchanges between ranks, before they share memory and while they choose algorithms together.
 
+use symmc_control::RankCommunicator;
 use symmc_runtime::RunError;
-use symmc_runtime::host::HostCommunicator;
 
 use crate::error::Result;
 
@@ -18,13 +18,13 @@ pub trait RankExchange {
     }
 }
 
-impl RankExchange for HostCommunicator {
+impl RankExchange for RankCommunicator {
     fn rank(&self) -> u32 {
-        HostCommunicator::rank(self)
+        RankCommunicator::rank(self)
     }
 
     fn ranks(&self) -> u32 {
-        HostCommunicator::ranks(self)
+        RankCommunicator::ranks(self)
     }
 
     fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {

@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 use symmc_ir::{BoundsChecks, Graph, OutOfBounds, SymbolBindings};
 use symmc_plan::{ParsedPlan, Plan};
 
-use super::bucket::PreparedBucket;
+use super::bucket::{PreparedBucket, unread_plan_error};
 use super::config::ExecConfig;
 use super::resolved::ResolvedProgram;
 use crate::custom::CustomKernelRegistry;
@@ -131,4 +131,10 @@ fn select_bucket(plan: &Plan, named: &IndexMap<String, i64>) -> Result<usize> {
 fn bounds_error(found: OutOfBounds) -> RunError {
     let OutOfBounds { node, op, message: detail } = found;
     RunError::Bounds { node, op: op.to_string(), detail }
+}
+
+/// Checks that the host runs every node of a plan. This is checked when a plan is made for the host; no rank
+/// refuses a plan that passes.
+pub fn expect_kernels(plan: &ParsedPlan, kernels: &CustomKernelRegistry) -> Result<()> {
+    plan.programs().try_for_each(|program| kernels.expect_kernels(&program.map_err(unread_plan_error)?.graph))
 }

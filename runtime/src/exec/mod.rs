@@ -32,7 +32,7 @@ pub use crate::custom::CustomKernelRegistry;
 pub use bucket::{CustomKernel, MemorySpace, PreparedBucket, unread_plan_error};
 pub use communicator::Communicator;
 pub use config::{ExecConfig, Lanes, RunReport, Timing};
-pub use executor::Executor;
+pub use executor::{Executor, expect_kernels};
 pub use memory::{ByteSpan, InputData, InputSource, RankMemory};
 pub use placement::ProgramPlacement;
 pub use relocation::RelocatedRange;

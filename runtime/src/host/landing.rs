@@ -233,7 +233,7 @@ fn await_line(running: &RunningCollective, zones: &LandingZones, p: usize, i: us
     let has_arrived = || unsafe { ll::has_line_arrived(slot, i, zones.epoch) };
     running
         .comm
-        .waiter
+        .waiter()
         .wait_until(has_arrived)
         .map_err(|ended| running.wait_error(ended, |q| q != p || has_arrived()))
 }

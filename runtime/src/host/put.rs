@@ -74,7 +74,7 @@ fn await_signal(
     let is_set = || word.load(Ordering::Acquire) >= number;
     running
         .comm
-        .waiter
+        .waiter()
         .wait_until(is_set)
         .map_err(|ended| running.wait_error(ended, |q| q != peer || is_set()))?;
     running.delay_peer_access();

@@ -6,10 +6,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use symmc_control::{MemorySegment, enter_rank_span};
+use symmc_control::{JoinedRank, MemorySegment, enter_rank_span};
 use symmc_support::parallel;
 
-use super::session_rank::SessionRank;
 use crate::custom::panic_message;
 use crate::error::{Result, RunError};
 use crate::exec::{ByteSpan, ExecConfig, RankMemory};
@@ -85,7 +84,7 @@ impl QueueState {
         }
     }
 
-    fn run_pending(&self, joined: &SessionRank, exec: &ExecConfig, pending: &PendingHostRun) -> Result<()> {
+    fn run_pending(&self, joined: &JoinedRank, exec: &ExecConfig, pending: &PendingHostRun) -> Result<()> {
         let cached = self.lock_progress().scratch.take();
         let mut scratch = cached.unwrap_or_else(|| self.needs.each_ref().map(Scratch::with_needs));
         // SAFETY: the segments of the run and the caller keep the memory alive; no other run is in progress.
@@ -112,7 +111,7 @@ const UNNAMED: usize = u32::MAX as usize;
 /// # Safety
 /// As [`ResolvedProgram::run`].
 unsafe fn execute_run(
-    joined: &SessionRank,
+    joined: &JoinedRank,
     exec: &ExecConfig,
     pending: &PendingHostRun,
     scratch: &mut [Scratch; 2],
@@ -184,13 +183,13 @@ impl HostRunQueue {
     }
 
     /// Executes a run in this thread; no other run may be in progress.
-    pub fn run_on_this_thread(&self, joined: &SessionRank, pending: &PendingHostRun) -> Result<()> {
+    pub fn run_on_this_thread(&self, joined: &JoinedRank, pending: &PendingHostRun) -> Result<()> {
         self.state.lock_progress().enqueued += 1;
         self.state.run_pending(joined, &self.exec, pending)
     }
 
     /// Starts the thread, if it is not running.
-    pub fn ensure_worker(&mut self, joined: &Arc<SessionRank>) -> Result<()> {
+    pub fn ensure_worker(&mut self, joined: &Arc<JoinedRank>) -> Result<()> {
         if self.worker.is_none() {
             self.worker = Some(self.spawn_worker(joined.clone())?);
         }
@@ -205,7 +204,7 @@ impl HostRunQueue {
 
     fn spawn_worker(
         &self,
-        joined: Arc<SessionRank>,
+        joined: Arc<JoinedRank>,
     ) -> Result<(mpsc::Sender<PendingHostRun>, JoinHandle<()>)> {
         let (sender, runs) = mpsc::channel::<PendingHostRun>();
         let state = self.state.clone();

@@ -3,12 +3,11 @@
 
 use std::ops::Range;
 
-use symmc_control::CHUNK;
+use symmc_control::{CHUNK, ChunkStage};
 
 use super::copy::{StoreMode, copy_bytes};
 use super::rows::{read_table, read_weights};
 use super::running::{PerRank, RunningCollective};
-use super::stage::ChunkStage;
 use crate::call::{CallRegion, RowTableKind, RowTables};
 use crate::error::Result;
 use crate::kernels::RowSum;

@@ -4,12 +4,11 @@
 //! With staging, every rank publishes its operand chunk by chunk, and each rank copies the parts of rows that
 //! it needs. A combination collects all its rows first, because its sums are in order of slot.
 
-use symmc_control::CHUNK;
+use symmc_control::{CHUNK, ChunkStage};
 use symmc_ir::types::DType;
 
 use super::copy::{StoreMode, copy_bytes};
 use super::running::{PerRank, RunningCollective};
-use super::stage::ChunkStage;
 use crate::call::{CallRegion, RowTableKind, RowTables};
 use crate::error::{Result, RunError};
 use crate::kernels::{RowSum, read_float};

@@ -3,13 +3,12 @@
 use std::ops::Deref;
 
 use smallvec::SmallVec;
+use symmc_control::{RankCommunicator, RendezvousStep, StepRendezvous};
 use symmc_ir::collective::{CollectiveKind, CollectiveReduceOp, ExitBarrierPolicy};
 use symmc_plan::ExitBarrier;
 
-use super::comm::HostCommunicator;
 use super::copy::{StoreMode, copy_bytes};
 use super::reduce::Reducer;
-use super::rendezvous::{RendezvousStep, StepRendezvous};
 use crate::call::{CallRegion, CollectiveCall, RegionMemory, RowTableKind, RowTables};
 use crate::error::Result;
 
@@ -32,7 +31,7 @@ impl<'a> Deref for RunningCollective<'a> {
 }
 
 impl<'a> RunningCollective<'a> {
-    pub fn new(comm: &'a HostCommunicator, call: &'a CollectiveCall<'a>) -> Result<Self> {
+    pub fn new(comm: &'a RankCommunicator, call: &'a CollectiveCall<'a>) -> Result<Self> {
         let op = call.kind.name();
         let info =
             RendezvousStep { step: call.step, node: call.name, op, cell: call.cell, group: call.group };

@@ -10,23 +10,25 @@ use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
 use symmc_control::{
-    Group, JoinTerm, LeaveMode, MemorySegment, ProgressRecording, SharedRunMemory, enter_rank_span,
+    Group, JoinTerm, JoinedRank, LeaveMode, MemorySegment, ProgressRecording, RankConfig, SharedRunMemory,
+    enter_rank_span,
 };
 use symmc_ir::{InputKind, SymbolBindings, Tensor};
 use symmc_plan::{ParsedPlan, Plan};
 
-use super::config::{HostConfig, arena_size, count_groups};
 use super::queue::{HostRunQueue, PendingHostRun, ResolvedHostRun};
-use super::session_rank::SessionRank;
 use crate::custom::CustomKernelRegistry;
-use crate::error::{Result, RunError};
-use crate::exec::{ByteSpan, Executor, InputData, RankMemory, ResolvedProgram, unread_plan_error};
+use crate::error::{Result, RunError, session_ended_error};
+use crate::exec::{
+    ByteSpan, ExecConfig, Executor, InputData, Lanes, RankMemory, ResolvedProgram, Timing, expect_kernels,
+};
 use crate::kernels::ScratchNeeds;
+use crate::session::join::{count_groups, join_session, symmetric_bytes};
 use crate::session::memory_usage::{self, ConstantStorage};
 use crate::session::{
-    DeviceMemory, DeviceName, DeviceRange, DeviceSession, MemoryUsage, Port, PortBackend, PortMemory,
+    DeviceMemory, DeviceName, DeviceRange, DeviceSession, MemoryUsage, Port, PortDevice, PortMemory,
     PortStorage, RawStream, SessionLayout, SessionPorts, SharedTensor, SizedProgram, arenas_released_error,
-    check_proposals, encode_proposal, run_in_progress_error, session_ended_error,
+    check_proposals, encode_proposal, run_in_progress_error,
 };
 
 /// The longest wait for peers in earlier runs before a session is aborted.
@@ -35,7 +37,7 @@ const MAX_WAIT_BEFORE_ABORT: Duration = Duration::from_millis(200);
 /// A plan on one rank of the host.
 pub struct HostSession {
     /// `None` once the session has ended.
-    session_rank: Option<Arc<SessionRank>>,
+    joined_rank: Option<Arc<JoinedRank>>,
     rank: u32,
     ports: SessionPorts<MemorySegment>,
     ordinary_arena: Option<Arc<MemorySegment>>,
@@ -48,7 +50,7 @@ pub struct HostSession {
     /// The other programs, by number.
     parked: Vec<Option<ParkedProgram>>,
     layout: SessionLayout,
-    config: HostConfig,
+    config: RankConfig,
 }
 
 /// A program of the session while another one is selected.
@@ -65,13 +67,13 @@ impl HostSession {
         plan: &CheckedPlan,
         group: &Group,
         kernels: &CustomKernelRegistry,
-        config: &HostConfig,
+        config: &RankConfig,
         terms: Vec<JoinTerm>,
     ) -> Result<HostSession> {
         let _span = enter_rank_span(group.rank());
         let started = Instant::now();
         expect_kernels(plan, kernels).map_err(|error| group.decline(error))?;
-        let joined = Arc::new(SessionRank::join_session(plan, group, config, terms)?);
+        let joined = Arc::new(join_session(plan, group, config, terms)?);
         let opened = HostSession::open_joined(&joined, plan, kernels, config);
         let session = opened.and_then(|session| joined.start().map(|()| session));
         let session = session.map_err(|error| joined.fail_run(error))?;
@@ -86,16 +88,16 @@ impl HostSession {
     /// Opens a session of a checked plan on a rank that has joined the others, and has yet to [start]. A
     /// session leaves the others when it ends, unless its caller holds the rank too.
     ///
-    /// [start]: SessionRank::start
+    /// [start]: JoinedRank::start
     ///
     /// Fails if an op has no kernel, or there is not enough memory.
     pub fn open_joined(
-        joined: &Arc<SessionRank>,
+        joined: &Arc<JoinedRank>,
         plan: &ParsedPlan,
         kernels: &CustomKernelRegistry,
-        config: &HostConfig,
+        config: &RankConfig,
     ) -> Result<HostSession> {
-        let executor = Executor::new(plan, joined.comm().rank(), kernels, config.exec_config())?;
+        let executor = Executor::new(plan, joined.comm().rank(), kernels, exec_config(config))?;
         let mut ports = SessionPorts::new(executor, (1, config.callers))?;
         let room = config.extendable.then(|| SessionLayout::reserved_capacity(plan));
         if room.is_some() && config.callers > 0 {
@@ -105,9 +107,9 @@ impl HostSession {
         if room.is_some() {
             ports.set_placement(layout.program_placement(0))?;
         }
-        let queue = HostRunQueue::new(config.exec_config(), ports.scratch_needs());
+        let queue = HostRunQueue::new(exec_config(config), ports.scratch_needs());
         Ok(HostSession {
-            session_rank: Some(joined.clone()),
+            joined_rank: Some(joined.clone()),
             rank: joined.comm().rank(),
             ports,
             ordinary_arena: Some(allocate_ordinary(plan)?),
@@ -127,17 +129,17 @@ impl HostSession {
         plan: &CheckedPlan,
         rank: u32,
         kernels: &CustomKernelRegistry,
-        config: &HostConfig,
+        config: &RankConfig,
     ) -> Result<MemoryUsage> {
         expect_kernels(plan, kernels)?;
-        let mut executor = Executor::new(plan, rank, kernels, config.exec_config())?;
+        let mut executor = Executor::new(plan, rank, kernels, exec_config(config))?;
         let needs = executor.scratch_needs();
         Ok(MemoryUsage {
             ordinary: arena_size(plan.arenas.ordinary)?,
             symmetric: if config.extendable {
                 SessionLayout::new(plan, Some(0)).required_bytes()
             } else {
-                config.symmetric_bytes(plan)?
+                symmetric_bytes(plan, config)?
             },
             flags: SharedRunMemory::bytes_per_rank(plan.ranks, count_groups(plan)),
             scratch: needs.iter().map(ScratchNeeds::bytes).sum(),
@@ -160,12 +162,12 @@ impl HostSession {
             return Err(RunError::Invalid("the session was not opened for several programs".into()));
         }
         expect_kernels(plan, kernels)?;
-        let executor = Executor::new(plan, self.rank, kernels, self.config.exec_config())?;
+        let executor = Executor::new(plan, self.rank, kernels, exec_config(&self.config))?;
         let mut ports = SessionPorts::new(executor, (1, 0))?;
         let needs = ports.scratch_needs();
         let mut layout = self.layout.clone();
         // The last group is not a group of a plan.
-        let groups = self.session_rank()?.comm().control().groups().saturating_sub(1);
+        let groups = self.joined_rank()?.comm().control().groups().saturating_sub(1);
         layout.add_program(plan, Some(groups))?;
         let ordinary = match &self.ordinary_arena {
             None => return Err(arenas_released_error()),
@@ -192,8 +194,8 @@ impl HostSession {
         Ok(())
     }
 
-    fn session_rank(&self) -> Result<Arc<SessionRank>> {
-        self.session_rank.clone().ok_or_else(session_ended_error)
+    fn joined_rank(&self) -> Result<Arc<JoinedRank>> {
+        self.joined_rank.clone().ok_or_else(session_ended_error)
     }
 
     fn prepare_next_run(&mut self) -> Result<PendingHostRun> {
@@ -245,11 +247,10 @@ impl HostSession {
         let ResolvedHostRun { sized: SizedProgram { program: bound, .. }, memory, .. } = resolved;
         let mut out = Vec::new();
         for (i, input) in bound.inputs.iter().enumerate() {
-            let once = self.ports.state(Port::Input(i)).is_loaded && !self.ports.is_rewritable(i);
-            let Some(offset) = input.fixed.filter(|_| !once && input.kind != InputKind::Argument) else {
-                continue;
-            };
-            self.ports.state_mut(Port::Input(i)).is_loaded = true;
+            let state = self.ports.state_mut(Port::Input(i));
+            let is_pending = input.kind != InputKind::Argument && !state.is_loaded();
+            let Some(offset) = input.fixed.filter(|_| is_pending) else { continue };
+            state.set_loaded();
             let memory_span = memory.inputs[i];
             let from = if memory_span.ptr.is_null() {
                 bound.constant_data(i).map(ByteSpan::from_slice)
@@ -270,7 +271,7 @@ impl HostSession {
     fn leave_group(&mut self, leaving: LeaveMode) {
         self.queue.stop_worker();
         // The worker has ended: the session holds the only reference, unless the caller has one.
-        if let Some(joined) = self.session_rank.take().and_then(Arc::into_inner) {
+        if let Some(joined) = self.joined_rank.take().and_then(Arc::into_inner) {
             let _span = enter_rank_span(self.rank);
             tracing::info!(target: "symmc::session", runs = self.runs, ?leaving, "closing the session");
             joined.leave_session(ProgressRecording::All, self.runs, leaving);
@@ -280,7 +281,7 @@ impl HostSession {
     /// Waits a moment for peers that are still in a run that this rank has ended. They need nothing of this rank
     /// there, and would fail in another run than this rank.
     fn await_earlier_runs_of_peers(&self) {
-        let Some(joined) = &self.session_rank else { return };
+        let Some(joined) = &self.joined_rank else { return };
         let control = joined.comm().control();
         let own = control.progress(self.rank);
         let ended = if own.running { own.run } else { self.runs };
@@ -300,7 +301,7 @@ impl HostSession {
     /// Ends the session on all ranks, without waiting for others. `how` describes the way in which this rank
     /// leaves.
     fn abort_group(&mut self, how: String) {
-        if let Some(joined) = self.session_rank.take() {
+        if let Some(joined) = self.joined_rank.take() {
             let _span = enter_rank_span(self.rank);
             tracing::warn!(target: "symmc::session", runs = self.runs, how, "ending the session on all ranks");
             // Ends the waits of a run in progress, so that the thread of the runs ends, too.
@@ -310,7 +311,7 @@ impl HostSession {
     }
 }
 
-impl PortBackend for HostSession {
+impl PortDevice for HostSession {
     type Memory = MemorySegment;
 
     fn ports(&mut self) -> &mut SessionPorts<MemorySegment> {
@@ -318,7 +319,7 @@ impl PortBackend for HostSession {
     }
 
     fn symmetric_arena(&self) -> Result<DeviceRange> {
-        let joined = self.session_rank()?;
+        let joined = self.joined_rank()?;
         let arena = joined.comm().arena();
         Ok(DeviceRange { address: arena.as_ptr().addr() as u64, bytes: arena.len() })
     }
@@ -362,7 +363,7 @@ impl DeviceSession for HostSession {
 
     fn open_program(&mut self, plan: &CheckedPlan, kernels: &CustomKernelRegistry) -> Result<usize> {
         self.queue.wait_idle(self.rank, None)?;
-        let joined = self.session_rank()?;
+        let joined = self.joined_rank()?;
         let prepared = self.prepare_program(plan, kernels);
         let proposals = joined.comm().exchange_bytes(&encode_proposal(plan, prepared.as_ref().err()));
         let agreed = check_proposals(&proposals.map_err(|error| joined.fail_run(error))?);
@@ -409,7 +410,7 @@ impl DeviceSession for HostSession {
 
     unsafe fn bind_port(&mut self, port: Port, memory: Option<DeviceRange>) -> Result<()> {
         self.ports.expect_port(port)?;
-        if self.ports.state(port).binding == memory {
+        if self.ports.state(port).binding() == memory {
             return Ok(());
         }
         let ordinary = self.ordinary_arena.as_ref().map(|s| ("the ordinary arena", segment_range(s)));
@@ -430,14 +431,14 @@ impl DeviceSession for HostSession {
 
     fn allocate_symmetric(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>> {
         self.queue.wait_idle(self.rank, None)?;
-        let joined = self.session_rank()?;
+        let joined = self.joined_rank()?;
         let rank = self.rank;
         let sizes = joined
             .comm()
             .exchange_bytes(&(bytes as u64).to_le_bytes())
             .map_err(|error| joined.fail_run(error))?;
         let range = self.ports.caller_arena().allocate_block(&sizes, rank)?;
-        Ok(Arc::new(HostArenaBlock { arena: joined.comm().shared_arena().clone(), range }))
+        Ok(Arc::new(HostArenaBlock { arena: joined.comm().arena().clone(), range }))
     }
 
     fn share_tensor(&self, tensor: &Arc<Tensor>) -> Result<SharedTensor> {
@@ -445,9 +446,9 @@ impl DeviceSession for HostSession {
     }
 
     fn port_memory(&mut self, port: Port) -> Result<PortMemory> {
-        let was_given = self.ports.state(port).has_data;
+        let was_given = self.ports.state(port).has_data();
         let memory = self.expose_port(port)?;
-        if self.ports.state(port).has_data != was_given {
+        if self.ports.state(port).has_data() != was_given {
             self.next_resolved = None;
         }
         Ok(memory)
@@ -495,7 +496,7 @@ impl DeviceSession for HostSession {
             ));
         }
         // A run that has a number must be executed, so the worker is started first.
-        self.queue.ensure_worker(&self.session_rank()?)?;
+        self.queue.ensure_worker(&self.joined_rank()?)?;
         let pending = self.prepare_next_run()?;
         self.queue.enqueue(pending)
     }
@@ -506,7 +507,7 @@ impl DeviceSession for HostSession {
             return self.queue.wait_idle(self.rank, None);
         }
         let pending = self.prepare_next_run()?;
-        let joined = self.session_rank()?;
+        let joined = self.joined_rank()?;
         self.queue.run_on_this_thread(&joined, &pending)
     }
 
@@ -523,7 +524,7 @@ impl DeviceSession for HostSession {
             return Err(run_in_progress_error());
         }
         self.ports.expect_no_caller_memory()?;
-        let joined = self.session_rank()?;
+        let joined = self.joined_rank()?;
         joined.comm().exchange_bytes(&[0]).map_err(|error| joined.fail_run(error))?;
         self.ordinary_arena = None;
         self.next_resolved = None;
@@ -538,7 +539,7 @@ impl DeviceSession for HostSession {
     }
 
     fn resume_arenas(&mut self) -> Result<()> {
-        let joined = self.session_rank()?;
+        let joined = self.joined_rank()?;
         if self.ordinary_arena.is_none() {
             let bytes = self.layout.ordinary_bytes();
             self.ordinary_arena = Some(Arc::new(MemorySegment::create_private("the ordinary arena", bytes)?));
@@ -556,7 +557,7 @@ impl DeviceSession for HostSession {
         MemoryUsage {
             ordinary: self.ordinary_arena.as_ref().map_or(0, |s| s.len()),
             symmetric: if self.ordinary_arena.is_some() { symmetric } else { 0 },
-            flags: self.session_rank.as_ref().map_or(0, |joined| {
+            flags: self.joined_rank.as_ref().map_or(0, |joined| {
                 if self.config.extendable {
                     // Nothing touches the flags of groups that no program uses.
                     SharedRunMemory::bytes_per_rank(joined.comm().ranks(), self.layout.group_count() + 1)
@@ -594,10 +595,14 @@ fn caller_memory_error() -> RunError {
     )
 }
 
-/// Checks that the host runs every node of a plan. This is checked when a plan is made for the host; no rank
-/// refuses a plan that passes.
-pub fn expect_kernels(plan: &ParsedPlan, kernels: &CustomKernelRegistry) -> Result<()> {
-    plan.programs().try_for_each(|program| kernels.expect_kernels(&program.map_err(unread_plan_error)?.graph))
+/// The configuration of a rank's walk of steps.
+fn exec_config(config: &RankConfig) -> ExecConfig {
+    let lanes = if config.chaos.is_some() { Lanes::Threads } else { Lanes::Inline };
+    ExecConfig { lanes, timing: Timing::Off }
+}
+
+fn arena_size(bytes: u64) -> Result<usize> {
+    usize::try_from(bytes).map_err(|e| RunError::system(format!("an arena of {bytes} bytes"), e))
 }
 
 fn allocate_ordinary(plan: &Plan) -> Result<Arc<MemorySegment>> {

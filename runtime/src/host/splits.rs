@@ -4,11 +4,10 @@
 //! on whether it fits and on the number of chunks. With staging, each chunk then carries each peer's share of
 //! the rows. Finally the unused rest of the result is zeroed and the received sizes are stored.
 
-use symmc_control::CHUNK;
+use symmc_control::{CHUNK, ChunkStage, chunk_share};
 
 use super::copy::{StoreMode, copy_bytes};
 use super::running::{PerRank, RunningCollective, copy_slices};
-use super::stage::{ChunkStage, chunk_share};
 use crate::error::Result;
 
 pub(super) fn run(running: &RunningCollective) -> Result<()> {

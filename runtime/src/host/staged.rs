@@ -3,12 +3,11 @@
 //!
 //! All kinds except broadcast and permute wait for the first chunk of every peer before they write a result.
 
-use symmc_control::CHUNK;
+use symmc_control::{CHUNK, ChunkStage, chunk_share};
 use symmc_ir::collective::{AllToAllSplits, CollectiveKind, CollectiveReduceOp};
 
 use super::copy::{StoreMode, copy_bytes};
 use super::running::{PerRank, RunningCollective};
-use super::stage::{ChunkStage, chunk_share};
 use crate::error::Result;
 
 /// An all-reduce of up to this many bytes from all peers together is reduced completely by every rank.

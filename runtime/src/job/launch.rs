@@ -7,7 +7,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use symmc_control::{LaunchConfig, LaunchedRank, MemorySegment, RankCommand, SegmentAccess, launch_ranks};
+use symmc_control::{
+    JoinedRank, LaunchConfig, LaunchedRank, MemorySegment, RankCommand, RankConfig, SegmentAccess,
+    launch_ranks,
+};
 use symmc_ir::entity::Entity;
 use symmc_ir::{SymbolBindings, SymbolId, Tensor};
 use symmc_plan::{ParsedPlan, Plan};
@@ -19,7 +22,7 @@ use super::rank::{Job, JobResult, expect_all_inputs, expect_rank_count, job_term
 use super::run::{OpenSession, RankWorkload, run_joined_rank};
 use crate::error::{Result, RunError};
 use crate::exec::unread_plan_error;
-use crate::host::{HostConfig, SessionRank, plan_subject, step_locator};
+use crate::session::join::{plan_subject, session_groups, step_locator, symmetric_bytes};
 
 /// A plan at some sizes, as sent to ranks that are processes.
 #[derive(Debug, Serialize, Deserialize)]
@@ -28,7 +31,7 @@ pub struct PlanMessage {
     plan: String,
     /// The value of each symbol of the imported program, by id.
     bindings: Vec<Option<i64>>,
-    pub config: HostConfig,
+    pub config: RankConfig,
 }
 
 /// A job as sent to ranks that are processes.
@@ -71,12 +74,11 @@ pub fn launch_job<T: Serialize>(
 }
 
 /// A launch of ranks that run a plan, without segments or files.
-fn launch_config<'a>(plan: &ParsedPlan, config: &HostConfig, ranks: u32) -> Result<LaunchConfig<'a>> {
+fn launch_config<'a>(plan: &ParsedPlan, config: &RankConfig, ranks: u32) -> Result<LaunchConfig<'a>> {
     Ok(LaunchConfig {
         ranks,
-        groups: config.session_groups(plan),
-        arena: config.symmetric_bytes(plan)?,
-        first: config.first,
+        groups: session_groups(plan, config),
+        arena: symmetric_bytes(plan, config)?,
         limit: config.limit,
         locate_step: step_locator(plan),
         segments: &|_| Vec::new(),
@@ -89,7 +91,7 @@ fn launch_config<'a>(plan: &ParsedPlan, config: &HostConfig, ranks: u32) -> Resu
 pub fn launch_plan_task<T: Serialize>(
     plan: &ParsedPlan,
     bindings: &SymbolBindings,
-    config: &HostConfig,
+    config: &RankConfig,
     command: &RankCommand,
     task: impl FnOnce(PlanMessage) -> T,
 ) -> Result<Vec<String>> {
@@ -98,7 +100,7 @@ pub fn launch_plan_task<T: Serialize>(
 }
 
 impl PlanMessage {
-    fn new(plan: &ParsedPlan, bindings: &SymbolBindings, config: &HostConfig) -> PlanMessage {
+    fn new(plan: &ParsedPlan, bindings: &SymbolBindings, config: &RankConfig) -> PlanMessage {
         let symbols = plan.source_program().symbols.keys();
         PlanMessage {
             plan: plan.to_json(),
@@ -120,11 +122,10 @@ impl PlanMessage {
         bindings
     }
 
-    pub fn join(&self, rank: &mut LaunchedRank, plan: &ParsedPlan, runs: u32) -> Result<SessionRank> {
-        let ranks = rank.ranks();
+    pub fn join(&self, rank: &mut LaunchedRank, plan: &ParsedPlan, runs: u32) -> Result<JoinedRank> {
         let terms = job_terms(plan, &self.bindings(), runs);
         let joined = rank.join(plan_subject(plan), &terms, step_locator(plan))?;
-        SessionRank::new(joined, self.config.comm_config(ranks))
+        Ok(joined.with_chaos(self.config.chaos))
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use symmc_check::CheckedPlan;
+use symmc_control::{JoinTerm, JoinedRank, Membership, RankConfig, RunKind};
 use symmc_ir::{SymbolBindings, SymbolId, Tensor, entity::Entity};
 use symmc_plan::Plan;
 
@@ -12,8 +13,7 @@ use super::needs::{TensorSlot, expect_inputs};
 use super::run::{OpenSession, RankWorkload, run_joined_rank};
 use super::times::RunTimes;
 use crate::error::{Result, RunError};
-use crate::host::{HostConfig, SessionRank, plan_join_request};
-use symmc_control::{JoinTerm, JoinedRank, Membership, RunKind};
+use crate::session::join::{expect_plan_ranks, plan_join_request};
 
 #[derive(Clone, Debug)]
 pub struct Job<'a> {
@@ -26,7 +26,7 @@ pub struct Job<'a> {
     pub repeats: u32,
     /// The last run goes step by step, and the times of its steps are written to this file.
     pub trace: Option<PathBuf>,
-    pub config: HostConfig,
+    pub config: RankConfig,
 }
 
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ pub struct RankJob<'a> {
     pub trace: Option<PathBuf>,
     /// Other settings that must be equal on all ranks: the seed of drawn inputs, the file of recorded ones.
     pub settings: &'a [JoinTerm],
-    pub config: HostConfig,
+    pub config: RankConfig,
 }
 
 /// Runs this process's rank together with the others; returns its outputs, and the times of its runs. Fails
@@ -63,7 +63,7 @@ pub fn run_rank(
     open: &OpenSession<'_>,
 ) -> Result<(Vec<Tensor>, RunTimes)> {
     let RankJob { plan, bindings, config, .. } = job;
-    let prepared = expect_membership(membership, plan).and_then(|()| {
+    let prepared = expect_plan_ranks(plan, membership, "run").and_then(|()| {
         let slots = expect_inputs(plan, bindings, &[job.inputs], membership.rank)?;
         let mut terms = job_terms(plan, bindings, job.repeats);
         terms.extend_from_slice(job.settings);
@@ -72,7 +72,7 @@ pub fn run_rank(
     let (slots, purpose) = prepared.map_err(|error| membership.decline(error))?;
     let inputs: Vec<TensorInput> = job.inputs.iter().map(TensorInput::new).collect();
     let mut outputs: Vec<Vec<u8>> = slots.iter().map(|slot| vec![0; slot.bytes]).collect();
-    let rank = SessionRank::new(JoinedRank::join(membership, &purpose)?, config.comm_config(plan.ranks))?;
+    let rank = JoinedRank::join(membership, &purpose)?.with_chaos(config.chaos);
     let runs = RankWorkload {
         plan,
         bindings,
@@ -85,16 +85,6 @@ pub fn run_rank(
     let times = run_joined_rank(rank, runs, open)?;
     let outputs = slots.iter().zip(outputs).map(|(slot, data)| slot.to_tensor(data));
     Ok((outputs.collect::<Result<_, _>>()?, times))
-}
-
-fn expect_membership(membership: &Membership, plan: &Plan) -> Result<()> {
-    if plan.ranks == membership.ranks {
-        return Ok(());
-    }
-    let rank = membership.rank;
-    let expected = plan.ranks;
-    let run_ranks = membership.ranks;
-    Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the run has {run_ranks}")))
 }
 
 pub(super) fn expect_rank_count(job: &Job<'_>) -> Result<u32> {

@@ -6,6 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use symmc_control::{JoinedRank, RankConfig};
 use symmc_ir::{InputKind, SymbolBindings};
 use symmc_plan::ParsedPlan;
 
@@ -13,17 +14,17 @@ use super::times::{RunClock, RunTimes};
 use super::trace;
 use crate::error::{Result, RunError};
 use crate::exec::{CustomKernelRegistry, InputData};
-use crate::host::{HostConfig, HostSession, SessionRank};
+use crate::host::HostSession;
 use crate::session::{DeviceName, DeviceRange, DeviceSession, Port};
 
 #[derive(Clone, Copy)]
 pub struct SessionRequest<'a> {
     /// The rank that the session runs as. It remains with the job when the session ends.
-    pub rank: &'a Arc<SessionRank>,
+    pub rank: &'a Arc<JoinedRank>,
     pub plan: &'a ParsedPlan,
     /// The values of the imported program's symbols, the only ones that the session runs with.
     pub bindings: &'a SymbolBindings,
-    pub config: &'a HostConfig,
+    pub config: &'a RankConfig,
 }
 
 /// Opens the session of a rank on its device, together with all other ranks.
@@ -42,7 +43,7 @@ pub fn open_on_host(
 pub(super) struct RankWorkload<'a> {
     pub plan: &'a ParsedPlan,
     pub bindings: &'a SymbolBindings,
-    pub config: &'a HostConfig,
+    pub config: &'a RankConfig,
     pub repeats: u32,
     /// The file for the times of the steps of the last run, which then runs step by step.
     pub trace: Option<&'a Path>,
@@ -53,7 +54,7 @@ pub(super) struct RankWorkload<'a> {
 
 /// Runs a job on a rank that has joined; returns the times of its runs once the job has ended on all ranks.
 pub(super) fn run_joined_rank(
-    rank: SessionRank,
+    rank: JoinedRank,
     runs: RankWorkload<'_>,
     open: &OpenSession<'_>,
 ) -> Result<RunTimes> {
@@ -73,7 +74,7 @@ pub(super) fn run_joined_rank(
 
 fn run_and_close(
     mut session: Box<dyn DeviceSession>,
-    rank: &SessionRank,
+    rank: &JoinedRank,
     runs: RankWorkload<'_>,
 ) -> Result<RunTimes> {
     match run_repeats(&mut *session, rank, runs) {
@@ -89,7 +90,7 @@ fn run_and_close(
 
 fn run_repeats(
     session: &mut dyn DeviceSession,
-    rank: &SessionRank,
+    rank: &JoinedRank,
     mut runs: RankWorkload<'_>,
 ) -> Result<RunTimes> {
     session.set_sizes(runs.bindings)?;

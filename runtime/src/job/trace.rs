@@ -6,16 +6,16 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
+use symmc_control::RankCommunicator;
 use symmc_plan::Lane;
 
 use crate::error::{Result, RunError};
-use crate::host::HostCommunicator;
 use crate::output_file;
 use crate::session::TracedStep;
 
 /// Gathers the traces of all ranks; rank 0 writes them to `path`. Fails if a peer failed, or the file cannot
 /// be written.
-pub fn write_trace(path: &Path, steps: &[TracedStep], comm: &HostCommunicator) -> Result<()> {
+pub fn write_trace(path: &Path, steps: &[TracedStep], comm: &RankCommunicator) -> Result<()> {
     let mine = serde_json::to_vec(steps).map_err(encoding_error)?;
     // All ranks must pass the same number of bytes: first the length, then as many bytes as the longest
     // trace.

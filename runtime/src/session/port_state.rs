@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use symmc_plan::ALIGN;
+
 use super::port::{DeviceRange, Port};
 use crate::error::{Result, RunError};
 use crate::exec::ResolvedProgram;
@@ -13,36 +15,98 @@ pub struct PortState<M> {
     /// Its name in errors: `input %x`.
     pub name: String,
     /// The required alignment of its memory.
-    pub(super) align: usize,
-    pub binding: Option<DeviceRange>,
+    align: usize,
+    binding: Option<PortBinding>,
     /// Memory of the session.
     pub memory: Option<Arc<M>>,
-    /// Whether the caller wrote it, or got its address; for a constant, whether its data is there.
-    pub has_data: bool,
-    /// Whether the data that the plan holds in the symmetric arena is there.
-    pub is_loaded: bool,
-    /// The range of an input that the plan holds in the symmetric arena, in any bucket.
-    pub(super) fixed_range: Option<Range<usize>>,
-    /// The offset of an input in symmetric memory of the caller, if it is there instead.
-    pub(super) caller_offset: Option<usize>,
-    /// Whether an input may be written before each run. The plan relies on other inputs being written before
-    /// the first run only.
-    pub(super) is_rewritable: bool,
+    data: PortData,
+    /// The place of an input that the plan holds in the symmetric arena, in any bucket.
+    fixed: Option<FixedInput>,
+}
+
+/// Memory of the caller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PortBinding {
+    pub memory: DeviceRange,
+    /// Its offset in the symmetric arena, if it takes the place of a fixed input there.
+    pub caller_offset: Option<usize>,
+}
+
+/// The data of a port in memory of the session.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum PortData {
+    Missing,
+    /// The caller wrote it, or got its address; for a constant, its data is there.
+    Given,
+    /// A run expects it in the symmetric arena, where it may not be written again: the input cannot be bound
+    /// any more.
+    Loaded,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct FixedInput {
+    pub range: Range<usize>,
+    /// Whether it may be written before each run. The plan relies on other inputs being written before the
+    /// first run only.
+    pub is_rewritable: bool,
 }
 
 impl<M> PortState<M> {
     /// An input or output without memory, on a device whose kernels need memory at multiples of `align`.
-    pub(super) fn new(name: String, align: usize) -> PortState<M> {
-        PortState {
-            name,
-            align,
-            binding: None,
-            memory: None,
-            has_data: false,
-            is_loaded: false,
-            fixed_range: None,
-            caller_offset: None,
-            is_rewritable: false,
+    pub(super) fn new(name: String, align: usize, fixed: Option<FixedInput>) -> PortState<M> {
+        PortState { name, align, binding: None, memory: None, data: PortData::Missing, fixed }
+    }
+
+    pub(super) fn fixed_range(&self) -> Option<&Range<usize>> {
+        self.fixed.as_ref().map(|fixed| &fixed.range)
+    }
+
+    /// Whether it is a fixed input that may be written before each run.
+    pub fn is_rewritable(&self) -> bool {
+        self.fixed.as_ref().is_some_and(|fixed| fixed.is_rewritable)
+    }
+
+    /// The memory of the caller.
+    pub fn binding(&self) -> Option<DeviceRange> {
+        Some(self.binding?.memory)
+    }
+
+    /// The offset of a fixed input in symmetric memory of the caller, if it is there instead.
+    pub(super) fn caller_offset(&self) -> Option<usize> {
+        self.binding?.caller_offset
+    }
+
+    /// Returns whether a fixed input has another place in the symmetric arena now.
+    pub(super) fn bind(&mut self, binding: Option<PortBinding>) -> bool {
+        let before = self.caller_offset();
+        self.binding = binding;
+        before != self.caller_offset()
+    }
+
+    pub fn has_data(&self) -> bool {
+        self.data != PortData::Missing
+    }
+
+    /// Notes that the data is in memory of the session, or that the caller may write it there.
+    pub fn set_data(&mut self) {
+        self.data = self.data.max(PortData::Given);
+    }
+
+    pub fn is_loaded(&self) -> bool {
+        self.data == PortData::Loaded
+    }
+
+    /// Notes that a run finds a fixed input in the symmetric arena.
+    pub fn set_loaded(&mut self) {
+        if self.fixed.as_ref().is_some_and(|fixed| !fixed.is_rewritable) {
+            self.data = PortData::Loaded;
+        }
+    }
+
+    /// Marks the data in the symmetric arena as lost.
+    pub(super) fn invalidate_symmetric(&mut self) {
+        if self.fixed.is_some() {
+            self.data = PortData::Missing;
         }
     }
 
@@ -53,7 +117,7 @@ impl<M> PortState<M> {
 
     /// Fails if bound memory has fewer bytes than this.
     pub(super) fn expect_capacity(&self, bytes: usize) -> Result<()> {
-        match self.binding {
+        match self.binding() {
             Some(memory) if memory.bytes < bytes => {
                 Err(self.rejected_memory(memory, &format!("is too small: expected {bytes} bytes")))
             }
@@ -61,13 +125,27 @@ impl<M> PortState<M> {
         }
     }
 
-    /// Fails if memory cannot be bound, whatever size is needed. `reserved` is memory of the session, with
-    /// names.
+    /// Fails if memory cannot be bound, or released, whatever size is needed. `reserved` is memory of the
+    /// session, with names.
     pub(super) fn expect_bindable(
         &self,
-        memory: DeviceRange,
+        binding: Option<PortBinding>,
         reserved: &[(&str, DeviceRange)],
     ) -> Result<()> {
+        let name = &self.name;
+        let offset = binding.and_then(|binding| binding.caller_offset);
+        if let Some(offset) = offset.filter(|offset| !offset.is_multiple_of(ALIGN as usize)) {
+            return Err(RunError::Invalid(format!(
+                "{name}: the memory at {offset} in the symmetric arena is not aligned: expected a multiple of {ALIGN} there"
+            )));
+        }
+        if self.is_loaded() {
+            return Err(RunError::Invalid(format!(
+                "{name}: it cannot be bound any more: the plan holds it in symmetric memory, where it was written before the \
+                 first run"
+            )));
+        }
+        let Some(PortBinding { memory, .. }) = binding else { return Ok(()) };
         if memory.bytes == 0 {
             return Ok(());
         }
@@ -145,7 +223,7 @@ fn used_memory<'p, M>(
     program.outputs.iter().filter_map(|output| output.mutates).for_each(|i| is_replaced[i] = true);
     let mut memories = Vec::with_capacity(inputs.len() + outputs.len());
     for (i, (state, input)) in inputs.iter().zip(&program.inputs).enumerate() {
-        let Some(binding) = state.binding else { continue };
+        let Some(binding) = state.binding() else { continue };
         memories.push(UsedMemory {
             state,
             port: Port::Input(i),
@@ -156,7 +234,7 @@ fn used_memory<'p, M>(
         });
     }
     for (k, (state, output)) in outputs.iter().zip(&program.outputs).enumerate() {
-        let Some(binding) = state.binding else { continue };
+        let Some(binding) = state.binding() else { continue };
         memories.push(UsedMemory {
             state,
             port: Port::Output(k),

@@ -7,12 +7,12 @@
 use std::sync::Arc;
 
 use symmc_ir::{Graph, GraphInput, InputId, InputKind, OutputKind, SymbolBindings, ValueId};
-use symmc_plan::{ALIGN, FixedRole, ParsedPlan};
+use symmc_plan::{FixedRole, ParsedPlan};
 
 use super::caller_arena::CallerArena;
 use super::memory::DeviceMemory;
 use super::port::{DeviceRange, Port, PortMemory, PortStorage};
-use super::port_state::{PortState, check_bound_memory};
+use super::port_state::{FixedInput, PortBinding, PortState, check_bound_memory};
 use crate::error::{Result, RunError};
 use crate::exec::{Executor, ProgramPlacement, RelocatedRange, ResolvedProgram};
 use crate::kernels::ScratchNeeds;
@@ -33,7 +33,7 @@ const KEPT: usize = 64;
 const FEW: usize = 8;
 
 /// The device of a session: the functions that [`SessionPorts`] needs of it.
-pub trait PortBackend {
+pub trait PortDevice {
     type Memory: DeviceMemory;
 
     fn ports(&mut self) -> &mut SessionPorts<Self::Memory>;
@@ -95,7 +95,7 @@ pub trait PortBackend {
     fn expose_port(&mut self, port: Port) -> Result<PortMemory> {
         let memory = self.locate_port(port)?;
         if let (Port::Input(_), PortStorage::Session | PortStorage::Symmetric(_)) = (port, memory.storage) {
-            self.ports().state_mut(port).has_data = true;
+            self.ports().state_mut(port).set_data();
         }
         Ok(memory)
     }
@@ -137,24 +137,20 @@ impl<M> SessionPorts<M> {
     pub fn new(executor: Executor, (align, callers): (usize, usize)) -> Result<SessionPorts<M>> {
         let plan = executor.plan();
         let source = executor.source_graph();
-        let mut inputs: Vec<PortState<M>> = source
-            .inputs
-            .iter()
-            .map(|(id, input)| PortState {
-                is_rewritable: may_be_rewritten(source, id, input),
-                ..port_state(source, "input", input.value, align)
-            })
-            .collect();
-        for memory in &plan.fixed {
-            if let FixedRole::Bound { input } = memory.role
-                && let Some(state) = inputs.get_mut(input)
-            {
-                let start = usize::try_from(memory.offset).ok();
-                let end = memory.offset.checked_add(memory.size).and_then(|end| usize::try_from(end).ok());
-                state.fixed_range = start.zip(end).map(|(start, end)| start..end);
-            }
-        }
-        let outputs = source.outputs.iter().map(|o| port_state(source, "output", o.value, align)).collect();
+        let fixed_range = |number: usize| {
+            let is_role = |role: &FixedRole| matches!(role, FixedRole::Bound { input } if *input == number);
+            let memory = plan.fixed.iter().rfind(|memory| is_role(&memory.role))?;
+            let end = memory.offset.checked_add(memory.size)?;
+            Some(usize::try_from(memory.offset).ok()?..usize::try_from(end).ok()?)
+        };
+        let inputs = source.inputs.iter().enumerate().map(|(number, (id, input))| {
+            let is_rewritable = may_be_rewritten(source, id, input);
+            let fixed = fixed_range(number).map(|range| FixedInput { range, is_rewritable });
+            port_state(source, "input", input.value, align, fixed)
+        });
+        let inputs = inputs.collect();
+        let outputs =
+            source.outputs.iter().map(|o| port_state(source, "output", o.value, align, None)).collect();
         Ok(SessionPorts {
             bindings: None,
             sized: None,
@@ -206,8 +202,8 @@ impl<M> SessionPorts<M> {
         }
         let mut moves = Vec::new();
         for input in &self.inputs {
-            if let Some(from) = &input.fixed_range
-                && let Some(to) = input.caller_offset
+            if let Some(from) = input.fixed_range()
+                && let Some(to) = input.caller_offset()
             {
                 moves.push(RelocatedRange { from: from.clone(), to });
                 descriptions.push(format!("{} in symmetric memory at {to}", input.name));
@@ -270,7 +266,7 @@ impl<M> SessionPorts<M> {
     fn memory_owner(&self, port: Port) -> Result<Port> {
         self.expect_port(port)?;
         let replaced = match port {
-            Port::Output(k) if self.state(port).binding.is_none() => {
+            Port::Output(k) if self.state(port).binding().is_none() => {
                 self.sized_program()?.program.outputs[k].input_in_place()
             }
             _ => None,
@@ -282,7 +278,7 @@ impl<M> SessionPorts<M> {
     /// small.
     fn resolve_storage(&self, holder: Port) -> Result<PortStorage> {
         let state = self.state(holder);
-        if let Some(memory) = state.binding {
+        if let Some(memory) = state.binding() {
             state.expect_capacity(self.port_bytes(holder)?)?;
             return Ok(PortStorage::Caller(memory.address));
         }
@@ -316,17 +312,12 @@ impl<M> SessionPorts<M> {
     /// The offset of an input in the symmetric arena, if the plan holds it there in some bucket.
     pub fn fixed_offset(&self, input: usize) -> Option<usize> {
         let state = &self.inputs[input];
-        let planned = state.fixed_range.as_ref()?.start;
-        Some(match (state.caller_offset, &self.placement) {
+        let planned = state.fixed_range()?.start;
+        Some(match (state.caller_offset(), &self.placement) {
             (Some(offset), _) => offset,
             (None, Some(placement)) => placement.session_offset(planned),
             (None, None) => planned,
         })
-    }
-
-    /// Whether an input may be written in its memory before each run, instead of before the first run only.
-    pub fn is_rewritable(&self, input: usize) -> bool {
-        self.inputs[input].is_rewritable
     }
 
     /// Fails if a run cannot use the memory that the caller bound: it is too small, or a run writes memory
@@ -352,36 +343,19 @@ impl<M> SessionPorts<M> {
         mut reserved: Vec<(&str, DeviceRange)>,
     ) -> Result<()> {
         self.expect_port(port)?;
-        let state = self.state(port);
         if let Some(arena) = arena {
             reserved.extend(
                 self.caller_arena.surrounding_ranges(arena).map(|range| ("the symmetric arena", range)),
             );
         }
-        let placed = match (&state.fixed_range, memory, arena) {
-            (Some(_), Some(memory), Some(arena)) => self.caller_arena.block_offset(memory, arena),
-            _ => None,
-        };
-        if let Some(offset) = placed.filter(|offset| !offset.is_multiple_of(ALIGN as usize)) {
-            return Err(RunError::Invalid(format!(
-                "{}: the memory at {offset} in the symmetric arena is not aligned: expected a multiple of {ALIGN} there",
-                state.name
-            )));
-        }
-        if state.is_loaded && !state.is_rewritable {
-            return Err(RunError::Invalid(format!(
-                "{}: it cannot be bound any more: the plan holds it in symmetric memory, where it was written before the \
-                 first run",
-                state.name
-            )));
-        }
-        if let Some(memory) = memory {
-            state.expect_bindable(memory, &reserved)?;
-        }
-        let is_elsewhere = state.caller_offset != placed;
-        let state = self.state_mut(port);
-        state.binding = memory;
-        state.caller_offset = placed;
+        let state = self.state(port);
+        let binding = memory.map(|memory| {
+            let arena = arena.filter(|_| state.fixed_range().is_some());
+            let caller_offset = arena.and_then(|arena| self.caller_arena.block_offset(memory, arena));
+            PortBinding { memory, caller_offset }
+        });
+        state.expect_bindable(binding, &reserved)?;
+        let is_elsewhere = self.state_mut(port).bind(binding);
         self.unchecked = self.unchecked.take().and_then(|mut ports| {
             if !ports.contains(&port) {
                 ports.push(port);
@@ -410,10 +384,7 @@ impl<M> SessionPorts<M> {
 
     /// Marks the data in the symmetric arena as lost.
     pub fn invalidate_symmetric(&mut self) {
-        for input in self.inputs.iter_mut().filter(|input| input.fixed_range.is_some()) {
-            input.has_data = false;
-            input.is_loaded = false;
-        }
+        self.inputs.iter_mut().for_each(PortState::invalidate_symmetric);
     }
 
     /// Refuses a run whose input has no data. Also fails if a symbol has no value.
@@ -421,7 +392,7 @@ impl<M> SessionPorts<M> {
         let port = Port::Input(input);
         let bound = &self.sized_program()?.program;
         let state = self.state(port);
-        let has_data = state.has_data || state.binding.is_some();
+        let has_data = state.has_data() || state.binding().is_some();
         if has_data || self.port_bytes(port)? == 0 || bound.constant_data(input).is_some() {
             return Ok(());
         }
@@ -459,18 +430,20 @@ pub fn run_in_progress_error() -> RunError {
     RunError::Invalid(IN_PROGRESS.into())
 }
 
-pub fn session_ended_error() -> RunError {
-    RunError::Invalid("the session has ended".into())
-}
-
 /// The error of a session whose arenas are released.
 pub fn arenas_released_error() -> RunError {
     RunError::Invalid("the memory of the session was released: resume the session first".into())
 }
 
-fn port_state<M>(source: &Graph, kind: &str, value: ValueId, align: usize) -> PortState<M> {
+fn port_state<M>(
+    source: &Graph,
+    kind: &str,
+    value: ValueId,
+    align: usize,
+    fixed: Option<FixedInput>,
+) -> PortState<M> {
     let align = source.ty(value).dtype.size().max(align);
-    PortState::new(format!("{kind} %{}", source.value_name(value)), align)
+    PortState::new(format!("{kind} %{}", source.value_name(value)), align, fixed)
 }
 
 /// Whether the caller may write an input before each run: an argument, an input that an output replaces, or

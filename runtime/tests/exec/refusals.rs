@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use symmc_ir::{DType, SymbolBindings, Tensor};
 use symmc_plan::{Lane, ParsedPlan, Plan};
+use symmc_runtime::exec::expect_kernels;
 use symmc_runtime::exec::{ByteSpan, Communicator, CustomKernelRegistry, ExecConfig, Lanes, RankMemory};
-use symmc_runtime::host::expect_kernels;
 use symmc_runtime::{CollectiveCall, RunError};
 
 use crate::support::{NoCommunicator, PlannedProgram, RankBuffers, bindings, inputs, planned, run_once};

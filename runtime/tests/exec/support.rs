@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use symmc_check::check;
-use symmc_control::SharedRunMemory;
+use symmc_control::{RankCommunicator, SharedRunMemory};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Graph, InputKind, OutputKind, SymbolBindings, Tensor, interp, text};
 use symmc_plan::{ParsedPlan, Plan};
@@ -13,7 +13,6 @@ use symmc_planner::{BucketInput, PlanConfig, plan};
 use symmc_runtime::exec::{
     ByteSpan, Communicator, CustomKernelRegistry, ExecConfig, Executor, RankMemory, RunReport,
 };
-use symmc_runtime::host::{CommConfig, HostCommunicator};
 use symmc_runtime::{RunError, unread_plan_error};
 
 /// A program with its checked plan.
@@ -117,7 +116,7 @@ impl RankBuffers {
         executor: &mut Executor,
         graph: &Graph,
         bindings: &SymbolBindings,
-        (comm, config): (&HostCommunicator, &ExecConfig),
+        (comm, config): (&RankCommunicator, &ExecConfig),
         (run, rank): (u64, u32),
     ) {
         let fresh =
@@ -191,8 +190,7 @@ pub fn check_against_interpreter(
         for rank in 0..ranks {
             let (domain, given, expected) = (domain.clone(), &inputs_by_rank, &expected);
             scope.spawn(move || {
-                let comm = CommConfig::new(ranks, Duration::from_secs(20));
-                let comm = HostCommunicator::new(domain, rank, comm).expect("a communicator");
+                let comm = RankCommunicator::new(domain, rank, Duration::from_secs(20));
                 let plan = ParsedPlan::parse(Arc::new(planned.plan.clone())).expect("programs");
                 let mut executor = Executor::new(&plan, rank, registry.0, config).expect("a plan");
                 let mut own = RankBuffers::new(planned, bindings, &given[rank as usize]);
@@ -257,8 +255,8 @@ pub fn run_with_inputs(
         SharedRunMemory::create(ranks, graph.groups.len().max(1), planned.plan.arenas.symmetric as usize, 0);
     let domain = domain.expect("shared memory");
     let run_rank = |rank: u32| {
-        let config = CommConfig { chaos: Some(chaos), ..CommConfig::new(ranks, Duration::from_secs(20)) };
-        let comm = HostCommunicator::new(domain.clone(), rank, config).expect("a communicator");
+        let comm = RankCommunicator::new(domain.clone(), rank, Duration::from_secs(20));
+        let comm = comm.with_chaos(Some(chaos));
         let mut own = RankBuffers::new(planned, bindings, &inputs[rank as usize]);
         let symmetric = ByteSpan { ptr: comm.arena().as_ptr(), len: comm.arena().len() };
         let memory = RankMemory { symmetric, ..own.memory() };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use symmc_control::SharedRunMemory;
+use symmc_control::{RankCommunicator, SharedRunMemory};
 use symmc_ir::collective::{
     AllToAllSplits, CollectiveKind, CollectiveReduceOp, CollectiveVariant, ExitBarrierPolicy,
 };
@@ -10,7 +10,7 @@ use symmc_ir::tensor::{read_f64, read_i64, write_f64, write_i64};
 use symmc_ir::types::DType;
 use symmc_plan::ExitBarrier;
 use symmc_runtime::call::{CallRegion, CollectiveCall, RegionMemory};
-use symmc_runtime::host::{CommConfig, HostCommunicator};
+use symmc_runtime::exec::Communicator;
 
 /// One collective.
 #[derive(Clone, Debug)]
@@ -108,9 +108,8 @@ pub fn run_cases(setup: &RankSetup, cases: &[CollectiveCase]) {
             for (me, &rank) in cell.iter().enumerate() {
                 let domain = domain.clone();
                 s.spawn(move || {
-                    let config = CommConfig::new(setup.ranks, Duration::from_secs(60));
-                    let config = CommConfig { chaos: setup.chaos, first: setup.first, ..config };
-                    let comm = HostCommunicator::new(domain, rank, config).unwrap();
+                    let comm = RankCommunicator::new(domain, rank, Duration::from_secs(60));
+                    let comm = comm.with_chaos(setup.chaos);
                     for (i, case) in cases.iter().enumerate() {
                         if let Some((_, from)) = setup.stale.filter(|s| s.0 == i) {
                             let ones: Vec<u8> = 1u32.to_le_bytes().repeat((layout.zone - from) / 4);
@@ -161,7 +160,7 @@ impl ArenaLayout {
 }
 
 fn run_case(
-    comm: &HostCommunicator,
+    comm: &RankCommunicator,
     cell: &[u32],
     me: usize,
     i: usize,
@@ -234,7 +233,7 @@ fn private_region(bytes: &mut [u8]) -> CallRegion<'static> {
     CallRegion { memory: RegionMemory::Private(bytes.as_mut_ptr()), offset: 0, by_rank: None }
 }
 
-fn write_own(comm: &HostCommunicator, at: usize, bytes: &[u8]) {
+fn write_own(comm: &RankCommunicator, at: usize, bytes: &[u8]) {
     assert!(at + bytes.len() <= comm.arena().len());
     // SAFETY: the range lies within this rank's arena, and no peer touches it before this rank arrives.
     unsafe {
@@ -242,7 +241,7 @@ fn write_own(comm: &HostCommunicator, at: usize, bytes: &[u8]) {
     }
 }
 
-fn read_arena(comm: &HostCommunicator, at: usize, len: usize) -> Vec<u8> {
+fn read_arena(comm: &RankCommunicator, at: usize, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     assert!(at + len <= comm.arena().len());
     // SAFETY: the range lies within this rank's arena, and the collective has completed.

@@ -3,7 +3,6 @@
 use std::time::Duration;
 use symmc_control::{LaunchConfig, LaunchedRank, LocateStep, PlanSubject, RankCommand, launch_ranks};
 use symmc_runtime::RunError;
-use symmc_runtime::host::{CommConfig, SessionRank};
 
 use crate::Test;
 use crate::programs::{RankTask, command};
@@ -18,8 +17,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Sends an answer of this many characters, after all ranks have met.
 pub fn answer(rank: &mut LaunchedRank, characters: usize) -> Result<(), RunError> {
     let subject = PlanSubject { hash: "answers".into(), about: Vec::new() };
-    let comm = CommConfig::new(rank.ranks(), LIMIT);
-    let joined = SessionRank::new(rank.join(subject, &[], LocateStep::default())?, comm)?;
+    let joined = rank.join(subject, &[], LocateStep::default())?;
     let sent = joined.start().and_then(|()| {
         let bytes = joined.comm().exchange_bytes(&[joined.comm().rank() as u8])?;
         joined.send_answer(&(text(characters), bytes.concat()))
@@ -37,7 +35,6 @@ fn launch(command: &RankCommand, task: &impl serde::Serialize) -> Result<Vec<Str
         ranks: 3,
         groups: 1,
         arena: 64,
-        first: 0,
         limit: LIMIT,
         locate_step: LocateStep::default(),
         segments: &|_| Vec::new(),

@@ -3,11 +3,10 @@
 
 use std::time::Duration;
 
-use symmc_control::RankCommand;
+use symmc_control::{RankCommand, RankConfig};
 use symmc_ir::{DType, interp, text};
 use symmc_runtime::RunError;
 use symmc_runtime::custom::{CustomCall, CustomError, CustomKernelRegistry, KernelSignature, ValueMismatch};
-use symmc_runtime::host::{HostConfig, LaneThreads};
 
 use crate::Test;
 use crate::programs::{OwnedJob, command, launch, run_threads};
@@ -183,14 +182,11 @@ pub fn joined() -> OwnedJob {
 
 fn custom_ops_give_the_numbers() {
     for (ranks, n) in [(2, 5), (3, 1), (3, 64)] {
-        let mut owned = custom(ranks, "world", ranks, n, 3);
+        let owned = custom(ranks, "world", ranks, n, 3);
         let expected = known_job(ranks, "world", ranks, n, 3).expected();
         assert_eq!(owned.expected(), expected, "the interpreter runs the kernels");
         assert_eq!(launch(&owned.job(), &command()).unwrap(), expected);
-        for threads in [LaneThreads::One, LaneThreads::Each] {
-            owned.config.threads = threads;
-            assert_eq!(run_threads(&owned.job(), &kernels()).unwrap(), expected);
-        }
+        assert_eq!(run_threads(&owned.job(), &kernels()).unwrap(), expected);
     }
 }
 
@@ -199,8 +195,7 @@ fn custom_ops_give_the_numbers_under_chaos() {
         let mut owned = custom(ranks, "world", ranks, 3, 5);
         let expected = known_job(ranks, "world", ranks, 3, 5).expected();
         for seed in 0..12 {
-            let threads = if seed % 2 == 0 { LaneThreads::Each } else { LaneThreads::One };
-            owned.config = HostConfig { chaos: Some(seed), threads, ..owned.config };
+            owned.config = RankConfig { chaos: Some(seed), ..owned.config };
             assert_eq!(run_threads(&owned.job(), &kernels()).unwrap(), expected, "threads, seed {seed}");
             if seed < 4 {
                 assert_eq!(launch(&owned.job(), &command()).unwrap(), expected, "processes, seed {seed}");
@@ -245,7 +240,7 @@ fn a_failing_kernel_ends_the_run() {
     let panics = single("my::panics", "[]", "[]", "", "%e");
     expect(&panics, "custom \"my::panics\"", "the kernel panicked: no such case");
     let mut each = single("my::panics", "[]", "[]", "", "%e");
-    each.config.threads = LaneThreads::Each;
+    each.config.chaos = Some(1);
     expect(&each, "custom \"my::panics\"", "the kernel panicked: no such case");
     let graph = text::parse(&fails.plan.source.text).unwrap();
     let interpreted = interp::run_with_registry(

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use symmc_check::CheckedPlan;
-use symmc_control::{LaunchedRank, RankCommand};
+use symmc_control::{LaunchedRank, RankCommand, RankConfig};
 use symmc_ir::{DType, Graph, InputKind, SymbolBindings, SymbolId, Tensor, entity::Entity, interp, text};
 use symmc_plan::Plan;
 use symmc_planner::{BucketInput, PlanConfig};
-use symmc_runtime::host::HostConfig;
 use symmc_runtime::job::{self, Job, JobMessage, SessionRequest, open_on_host};
 use symmc_runtime::session::DeviceSession;
 use symmc_runtime::{CustomKernelRegistry, RunError};
@@ -45,7 +44,7 @@ pub struct OwnedJob {
     pub plan: CheckedPlan,
     pub bindings: SymbolBindings,
     pub inputs: Vec<Vec<Arc<Tensor>>>,
-    pub config: HostConfig,
+    pub config: RankConfig,
     pub repeats: u32,
 }
 
@@ -75,7 +74,7 @@ impl OwnedJob {
         let inputs =
             (0..ranks).map(|rank| (0..graph.inputs.len()).map(|i| draw(rank, i)).collect()).collect();
         let plan = plan(&graph, "host");
-        let config = HostConfig { limit: Duration::from_secs(20), ..HostConfig::default() };
+        let config = RankConfig { limit: Duration::from_secs(20), ..RankConfig::default() };
         OwnedJob { plan, bindings, inputs, config, repeats: 1 }
     }
 

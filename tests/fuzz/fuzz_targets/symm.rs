@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| symmc_ir::text::fuzz::check(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| symmc_ir::fuzz::check(data));

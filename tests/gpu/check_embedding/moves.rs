@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
+use symmc::unstable::control::RankConfig;
 use symmc::unstable::cuda::CudaSession;
 use symmc::unstable::cuda::device::driver::{Device, Stream};
-use symmc::unstable::runtime::host::HostConfig;
 use symmc::unstable::runtime::session::{DeviceRange, DeviceSession, Port, RawStream};
 use symmc::{
     ArgumentBinding, CheckedPlan, CollectiveVariant, CompileConfig, DrawConfig, GpuConfig, Group,
@@ -42,7 +42,7 @@ impl CallerSession<'_> {
         group: &Group,
         device: &'d Arc<Device>,
     ) -> Result<CallerSession<'d>> {
-        let config = HostConfig { limit: WAIT_TIMEOUT, ..HostConfig::default() };
+        let config = RankConfig { limit: WAIT_TIMEOUT, ..RankConfig::default() };
         let mut session = CudaSession::open(plan, group, &GpuConfig::new(group.rank()), &config)?;
         session.set_sizes(&work.bindings)?;
         let mut ports = Vec::new();

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use symmc::{
-    Backend, BucketSpec, CompileConfig, DrawConfig, Graph, OpenOptions, Program, RunConfig, TensorFile,
+    BucketSpec, CompileConfig, DrawConfig, Execution, Graph, OpenOptions, Program, RunConfig, TensorFile,
     Workload,
 };
 use symmc_ir::interp::{RunCount, Tolerance, compare};
@@ -90,14 +90,14 @@ fn families_give_what_pytorch_gave() {
             .expect("a workload");
         let expected = work.expected.clone().expect("recorded outputs");
         let histories = plan.output_histories(plan.buckets[0].program, RunCount::One).expect("histories");
-        for backend in [Backend::Interpreter, Backend::Threads] {
-            let results = symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
+        for execution in [Execution::Interpreter, Execution::Threads] {
+            let results = symmc::run(&plan, &work, &execution, &RunConfig::default()).expect("a run");
             let outputs = results.iter().zip(expected.iter()).flat_map(|(f, e)| f.iter().zip(e).enumerate());
             for (k, (actual, expected)) in outputs {
                 let Some(expected) = expected else { continue };
                 let comparison = compare(actual, expected, Tolerance::for_history(&histories[k], expected));
                 if !comparison.agrees() {
-                    failures.push(format!("{stem} on {backend:?}: {comparison}"));
+                    failures.push(format!("{stem} on {execution:?}: {comparison}"));
                 }
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use symmc::unstable::plan::MemoryRef;
 use symmc::{
-    Backend, CheckedPlan, CompileConfig, DrawConfig, OpenOptions, Program, RunConfig, TensorFile, Workload,
+    CheckedPlan, CompileConfig, DrawConfig, Execution, OpenOptions, Program, RunConfig, TensorFile, Workload,
 };
 use symmc_ir::{DType, InputKind, OutputKind, Tensor, text};
 use symmc_tests::root;
@@ -50,7 +50,7 @@ impl PlannedPart {
     }
 
     /// Runs tokens that stand in the cache from a position on; the next token of each rank. Caches have their new content.
-    fn next(&self, backend: &Backend, tokens: &[u8], position: usize, caches: &mut Caches) -> Vec<u8> {
+    fn next(&self, execution: &Execution, tokens: &[u8], position: usize, caches: &mut Caches) -> Vec<u8> {
         let symbol = self.program.graph.symbols.values().map(|s| (&s.name, tokens.len() as i64));
         let draw = DrawConfig::default().with_arguments(true).with_symbols(symbol);
         let mut work =
@@ -65,7 +65,7 @@ impl PlannedPart {
                 inputs[self.input(&format!("cache_{i}"))] = cache.clone();
             }
         }
-        let outputs = symmc::run(&self.plan, &work, backend, &RunConfig::default()).expect("a run");
+        let outputs = symmc::run(&self.plan, &work, execution, &RunConfig::default()).expect("a run");
         let mut next = Vec::new();
         for (rank, outputs) in outputs.into_iter().enumerate() {
             for (output, value) in self.program.graph.outputs.iter().zip(outputs) {
@@ -103,16 +103,16 @@ fn unwritten(part: &PlannedPart) -> Caches {
 }
 
 /// The text that so many tokens of a backend are, the same on all ranks.
-fn generate_text(backend: &Backend, tokens: usize) -> String {
+fn generate_text(execution: &Execution, tokens: usize) -> String {
     let (prefill, decode) = (PlannedPart::open("prefill.pt2"), PlannedPart::open("decode.pt2"));
     let prompt = words("prompt.txt");
     let mut caches = unwritten(&prefill);
-    let mut next = prefill.next(backend, &prompt, 0, &mut caches);
+    let mut next = prefill.next(execution, &prompt, 0, &mut caches);
     let mut text = String::new();
     for position in prompt.len()..prompt.len() + tokens {
         assert!(next.len() == RANKS && next.iter().all(|t| *t == next[0]), "ranks differ: {next:?}");
         text.push(next[0].into());
-        next = decode.next(backend, &next[..1], position, &mut caches);
+        next = decode.next(execution, &next[..1], position, &mut caches);
     }
     text
 }
@@ -121,8 +121,8 @@ fn generate_text(backend: &Backend, tokens: usize) -> String {
 fn a_prompt_and_its_tokens_are_those_of_pytorch() {
     let expected = String::from_utf8(words("generated.txt")).expect("text");
     assert_eq!(expected.len(), 64);
-    assert_eq!(generate_text(&Backend::Threads, expected.len()), expected);
-    assert_eq!(generate_text(&Backend::Interpreter, 2), expected[..2]);
+    assert_eq!(generate_text(&Execution::Threads, expected.len()), expected);
+    assert_eq!(generate_text(&Execution::Interpreter, 2), expected[..2]);
 }
 
 #[test]

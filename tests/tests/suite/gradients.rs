@@ -1,7 +1,7 @@
 //! A program with attention and its gradients: planned for any number of tokens without memory for pairs of them, checked, and
 //! run on host ranks as by the interpreter.
 
-use symmc::{Backend, CompileConfig, DrawConfig, OpenOptions, Program, RunConfig, Workload};
+use symmc::{CompileConfig, DrawConfig, Execution, OpenOptions, Program, RunConfig, Workload};
 use symmc_ir::interp::{RunCount, Tolerance, compare};
 use symmc_tests::program;
 
@@ -24,8 +24,8 @@ fn host_ranks_compute_what_the_interpreter_does() {
     for tokens in [1, 70, 129] {
         let draw = DrawConfig::default().with_symbols([("t", tokens)]);
         let work = Workload::gather(&program.graph, &program.weights, None, &draw).expect("a workload");
-        let run = |backend| symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
-        let [found, expected] = [Backend::Threads, Backend::Interpreter].map(run);
+        let run = |execution| symmc::run(&plan, &work, &execution, &RunConfig::default()).expect("a run");
+        let [found, expected] = [Execution::Threads, Execution::Interpreter].map(run);
         let histories = plan.output_histories(plan.buckets[0].program, RunCount::One).expect("histories");
         for (found, expected) in found.iter().zip(&expected) {
             for (k, (found, expected)) in found.iter().zip(expected).enumerate() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use symmc::unstable::cuda::codegen::addresses::AddressMap;
 use symmc::unstable::cuda::codegen::command::GpuCommand;
-use symmc::unstable::cuda::codegen::compute::AttentionBackend;
+use symmc::unstable::cuda::codegen::compute::AlgorithmSelection;
 use symmc::unstable::cuda::codegen::lowered::LoweredProgram;
 use symmc::{
     ArgumentBinding, CheckedPlan, CompileConfig, CustomKernelRegistry, MachineProfile, OpenOptions, Program,
@@ -35,7 +35,7 @@ fn lower_program(bound: &Arc<ResolvedProgram>, ranks: u32, seed: u64) -> Option<
     let mut random = SplitMix(seed);
     let mut address = |first: u64| first + 256 * random.below(1 << 20) as u64;
     let addresses = AddressMap::new(bound, address(1 << 40), address(1 << 41)).expect("few inputs");
-    LoweredProgram::without_device(bound, ranks, &addresses, AttentionBackend::Kernels).ok()
+    LoweredProgram::without_device(bound, ranks, &addresses, AlgorithmSelection::Heuristic).ok()
 }
 
 /// What ranks do together is the same on all of them, wherever a rank has its own memory.

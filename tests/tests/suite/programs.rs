@@ -2,7 +2,7 @@
 //! what the GPUs gave and with the interpreter.
 
 use symmc::{
-    Backend, CheckedPlan, CompileConfig, DrawConfig, ErrorKind, MachineProfile, OpenOptions, Program,
+    CheckedPlan, CompileConfig, DrawConfig, ErrorKind, Execution, MachineProfile, OpenOptions, Program,
     RunConfig, TensorFile, Workload,
 };
 use symmc_ir::interp::{RoundingHistory, RunCount, Tolerance, compare};
@@ -46,10 +46,10 @@ fn recorded_outputs_are_reproduced() {
         let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
         let work = Workload::recorded(&program, &tensors(stem)).expect("a workload");
         let expected = work.expected.clone().expect("recorded outputs");
-        for backend in [Backend::Interpreter, Backend::Threads] {
+        for execution in [Execution::Interpreter, Execution::Threads] {
             let config = RunConfig::default().with_repeats(3);
-            let results = symmc::run(&plan, &work, &backend, &config).expect("a run");
-            assert_near(&plan, &results, &expected, &format!("{stem} on {backend:?}"));
+            let results = symmc::run(&plan, &work, &execution, &config).expect("a run");
+            assert_near(&plan, &results, &expected, &format!("{stem} on {execution:?}"));
         }
     }
 }
@@ -62,7 +62,7 @@ fn chaos_does_not_change_a_bit() {
         let work = Workload::recorded(&program, &tensors(stem)).expect("a workload");
         let run = |chaos| {
             let config = RunConfig::default().with_chaos(chaos).with_repeats(2);
-            symmc::run(&plan, &work, &Backend::Threads, &config).expect("a run")
+            symmc::run(&plan, &work, &Execution::Threads, &config).expect("a run")
         };
         let calm = run(None);
         for seed in 0..4 {
@@ -81,13 +81,13 @@ fn any_number_of_tokens_in_range_runs() {
                 DrawConfig::default().with_seed(5).with_arguments(true).with_symbols([("tokens", tokens)]);
             let work = Workload::gather(&program.graph, &program.weights, Some(&tensors(stem)), &draw)
                 .expect("inputs");
-            let run = |backend| symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
-            let expected = run(Backend::Interpreter);
+            let run = |execution| symmc::run(&plan, &work, &execution, &RunConfig::default()).expect("a run");
+            let expected = run(Execution::Interpreter);
             let expected: Vec<_> = expected
                 .into_iter()
                 .map(|r| r.into_iter().map(|t| Some(std::sync::Arc::new(t))).collect())
                 .collect();
-            assert_near(&plan, &run(Backend::Threads), &expected, &format!("{stem} with {tokens} tokens"));
+            assert_near(&plan, &run(Execution::Threads), &expected, &format!("{stem} with {tokens} tokens"));
         }
     }
 }
@@ -118,8 +118,8 @@ fn graph_only_programs_run_on_drawn_weights() {
         let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
         let work =
             Workload::gather(&program.graph, &program.weights, None, &DrawConfig::default()).expect("inputs");
-        let run = |backend| symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
-        let (found, expected) = (run(Backend::Threads), run(Backend::Interpreter));
+        let run = |execution| symmc::run(&plan, &work, &execution, &RunConfig::default()).expect("a run");
+        let (found, expected) = (run(Execution::Threads), run(Execution::Interpreter));
         for (found, expected) in found.iter().zip(&expected) {
             for ((f, e), history) in found.iter().zip(expected).zip(histories(&plan)) {
                 let c = compare(f, e, Tolerance::for_history(&history, e));
@@ -151,9 +151,9 @@ fn reproduced(stem: &str, options: OpenOptions) {
     let work = Workload::gather(&program.graph, &program.weights, Some(&file), &DrawConfig::default())
         .expect("a workload");
     let expected = work.expected.clone().expect("recorded outputs");
-    for backend in [Backend::Interpreter, Backend::Threads] {
-        let results = symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
-        assert_near(&plan, &results, &expected, &format!("{stem} on {backend:?}"));
+    for execution in [Execution::Interpreter, Execution::Threads] {
+        let results = symmc::run(&plan, &work, &execution, &RunConfig::default()).expect("a run");
+        assert_near(&plan, &results, &expected, &format!("{stem} on {execution:?}"));
     }
 }
 

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, ValueEnum};
 #[cfg(feature = "cuda")]
-use symmc::{AlgorithmSelection, ArenaSource, CudaConfig};
-use symmc::{LauncherChoice, RankDraw, RunDevice};
+use symmc::{AlgorithmSelection, ArenaSource, GpuConfig};
+use symmc::{Device, LauncherChoice, RankDraw};
 
 use super::program::{CompileArgs, ProgramArgs};
 use super::values::{parse_seconds, parse_setting, parse_tolerance};
@@ -84,8 +84,8 @@ pub struct RunArgs {
     )]
     pub rtol: Option<f64>,
     /// What runs the ranks
-    #[arg(long, value_enum, default_value_t = BackendArg::Host, help_heading = "Execution")]
-    pub backend: BackendArg,
+    #[arg(long, value_enum, default_value_t = ExecutionArg::Host, help_heading = "Execution")]
+    pub backend: ExecutionArg,
     /// Which launcher starts the ranks
     ///
     /// With torchrun, mpi or slurm this process is one of the ranks.
@@ -147,20 +147,20 @@ pub struct RunArgs {
 impl RunArgs {
     /// The device of a run on GPUs, with the options that concern it.
     #[cfg(feature = "cuda")]
-    pub fn device(&self) -> RunDevice {
+    pub fn device(&self) -> Device {
         let arena = match self.arena {
             Some(ArenaArg::Nccl) => ArenaSource::Nccl,
             Some(ArenaArg::Vmm) | None => ArenaSource::Vmm,
         };
-        let gpus = CudaConfig::default().with_gpus(self.gpus.clone()).with_arena(arena);
+        let gpus = GpuConfig::default().with_gpus(self.gpus.clone()).with_arena(arena);
         let products = self.products.map(AlgorithmSelection::from).unwrap_or_default();
-        RunDevice::Gpus(gpus.with_products(products))
+        Device::Gpu(gpus.with_products(products))
     }
 
     /// Builds without GPUs refuse `--backend cuda` before they ask for its device.
     #[cfg(not(feature = "cuda"))]
-    pub fn device(&self) -> RunDevice {
-        RunDevice::Host
+    pub fn device(&self) -> Device {
+        Device::Host
     }
 }
 
@@ -219,7 +219,7 @@ pub enum ArenaArg {
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BackendArg {
+pub enum ExecutionArg {
     /// One process per rank over shared memory
     Host,
     /// One process per rank, each with a GPU

@@ -6,10 +6,10 @@ use anyhow::{Context, Result, bail};
 use symmc::unstable::ir::SymbolBindings;
 use symmc::unstable::plan::Bucket;
 use symmc::{
-    Backend, CheckedPlan, DrawConfig, MachineProfile, Program, RunConfig, RunTimes, Weights, Workload,
+    CheckedPlan, DrawConfig, Execution, MachineProfile, Program, RunConfig, RunTimes, Weights, Workload,
 };
 
-use crate::args::{BenchBackendArg, BenchProgramArgs};
+use crate::args::{BackendArg, BenchProgramArgs};
 use crate::load;
 use crate::progress::with_spinner;
 use crate::self_command::SelfCommand;
@@ -40,7 +40,7 @@ struct RunMicros {
 /// Measures a program or a plan at the sizes of `--set`, or at the upper ends of each bucket. Prints the time of one run on
 /// the slowest rank next to the estimate.
 pub fn bench_program(args: &BenchProgramArgs, self_command: &SelfCommand) -> Result<ExitCode> {
-    if args.backend == BenchBackendArg::Host && args.profile_trace.is_some() {
+    if args.backend == BackendArg::Host && args.profile_trace.is_some() {
         bail!("--profile-trace needs --backend cuda");
     }
     let named = args.program.program.iter().cloned().chain(args.compile.machine_file());
@@ -82,8 +82,8 @@ fn open_subject(args: &BenchProgramArgs) -> Result<BenchSubject> {
     load::infer_ranks(&mut program)?;
     let ranks = program.graph.ranks.unwrap_or(0);
     let config = match args.backend {
-        BenchBackendArg::Cuda => load::gpu_config(&args.compile, ranks, &args.gpus)?,
-        BenchBackendArg::Host => load::host_config(&args.compile, ranks)?,
+        BackendArg::Cuda => load::gpu_config(&args.compile, ranks, &args.gpus)?,
+        BackendArg::Host => load::host_config(&args.compile, ranks)?,
     };
     let plan = symmc::compile(&program, &config)?;
     Ok(BenchSubject { plan, profile: Some(config.profile) })
@@ -121,7 +121,7 @@ impl<'a> ProgramMeasurement<'a> {
         self_command: &'a SelfCommand,
         plan: &'a CheckedPlan,
     ) -> Result<ProgramMeasurement<'a>> {
-        if args.backend == BenchBackendArg::Cuda {
+        if args.backend == BackendArg::Cuda {
             prepare_gpus(args, plan)?;
         }
         let source = Program::from_graph(plan.source_program().clone())?;
@@ -131,8 +131,8 @@ impl<'a> ProgramMeasurement<'a> {
     /// Measures a run at these sizes.
     fn measure_at(&self, bindings: &SymbolBindings) -> Result<RunMicros> {
         match self.args.backend {
-            BenchBackendArg::Cuda => on_gpus(self.args, self.self_command, self.plan, bindings),
-            BenchBackendArg::Host => self.measure_on_host(bindings),
+            BackendArg::Cuda => on_gpus(self.args, self.self_command, self.plan, bindings),
+            BackendArg::Host => self.measure_on_host(bindings),
         }
     }
 
@@ -142,8 +142,8 @@ impl<'a> ProgramMeasurement<'a> {
         let draw = DrawConfig::default().with_arguments(true).with_symbols(symbols);
         let work = Workload::gather(&self.source.graph, &Weights::default(), None, &draw)?;
         let config = RunConfig::default().with_repeats(self.args.replays);
-        let backend = Backend::Processes(self.self_command.rank_command());
-        let ran = symmc::run_timed(self.plan, &work, &backend, &config)?;
+        let execution = Execution::Processes(self.self_command.rank_command());
+        let ran = symmc::run_timed(self.plan, &work, &execution, &config)?;
         let Some(slowest) = RunTimes::slowest(&ran.times) else { bail!("no rank reported a time") };
         let us = |time: std::time::Duration| time.as_secs_f64() * 1e6;
         Ok(RunMicros { least: us(slowest.least), median: us(slowest.median), most: None })
@@ -165,7 +165,7 @@ fn on_gpus(
     plan: &CheckedPlan,
     bindings: &SymbolBindings,
 ) -> Result<RunMicros> {
-    let gpus = symmc::CudaConfig::default().with_gpus(args.gpus.clone()).with_products(args.products.into());
+    let gpus = symmc::GpuConfig::default().with_gpus(args.gpus.clone()).with_products(args.products.into());
     let trace = args.profile_trace.clone();
     let bench = symmc::bench::ProgramBench { replays: args.replays, runs: args.runs, trace };
     let times = symmc::bench::measure_program(plan, bindings, &gpus, &bench, &self_command.rank_command())?;
@@ -189,12 +189,12 @@ fn format_times(args: &BenchProgramArgs, plan: &CheckedPlan, measured: &[Measure
     let name = &plan.source_program().name;
     let ranks = format_count(plan.ranks, "rank");
     let how = match args.backend {
-        BenchBackendArg::Cuda => format!("{} replays", args.replays),
-        BenchBackendArg::Host => format!("{} runs", args.replays),
+        BackendArg::Cuda => format!("{} replays", args.replays),
+        BackendArg::Host => format!("{} runs", args.replays),
     };
     let graph = match args.backend {
-        BenchBackendArg::Cuda => format!("{} runs in a graph, ", args.runs),
-        BenchBackendArg::Host => String::new(),
+        BackendArg::Cuda => format!("{} runs in a graph, ", args.runs),
+        BackendArg::Host => String::new(),
     };
     if let [MeasuredSizes { estimated, us: RunMicros { least, median, most }, .. }] = measured {
         let maximum = most.map_or(String::new(), |most| format!(", most {most:.1}"));

@@ -15,11 +15,11 @@ use symmc::unstable::ir::interp::{RoundingHistory, RunCount, output_histories};
 use symmc::unstable::ir::{Op, OutputKind};
 use symmc::unstable::runtime::RunError;
 use symmc::{
-    Backend, CheckedPlan, CompileConfig, DrawConfig, ExpectedOutputs, Graph, JobResult, Membership,
-    RunConfig, RunDevice, RunTimes, Tensor, TensorFile, Weights, Workload,
+    CheckedPlan, CompileConfig, Device, DrawConfig, Execution, ExpectedOutputs, Graph, JobResult, Membership,
+    RunConfig, RunTimes, Tensor, TensorFile, Weights, Workload,
 };
 
-use crate::args::{BackendArg, CompareMode, LaunchArg, RunArgs};
+use crate::args::{CompareMode, ExecutionArg, LaunchArg, RunArgs};
 use crate::commands::results::{ReferenceOutputs, Tolerances, compare_outputs, format_outputs};
 use crate::failure::{error_message, exit_code};
 use crate::gpu;
@@ -49,7 +49,7 @@ pub fn run(args: &RunArgs, self_command: &SelfCommand) -> Result<ExitCode> {
     if args.print {
         print_text(&format_outputs(&source, ranks.clone(), &outputs))?;
     }
-    if args.backend != BackendArg::Interpreter && ranks.start == 0 {
+    if args.backend != ExecutionArg::Interpreter && ranks.start == 0 {
         let sizes = named_sizes(&source, &work);
         print_text(&decision_lines(&plan, serving_bucket(&plan, &sizes)?, &sizes)?)?;
     }
@@ -111,7 +111,7 @@ fn prepare(args: &RunArgs, membership: Option<&Membership>) -> Result<PreparedRu
     let RunSubject { plan, source, weights, files } = open_subject(args, tensors.as_ref())?;
     refuse_overwrites(args, output.as_deref(), &files)?;
     check_runnable(args, &plan)?;
-    if args.backend == BackendArg::Cuda && membership.is_none_or(|m| m.rank == 0) {
+    if args.backend == ExecutionArg::Cuda && membership.is_none_or(|m| m.rank == 0) {
         gpu::note_attention(&plan);
         gpu::note_cache();
     }
@@ -135,7 +135,7 @@ fn prepare(args: &RunArgs, membership: Option<&Membership>) -> Result<PreparedRu
         messages::note(note);
     }
     // Ranks under another launcher find out together when they run, so that none waits for one that has left.
-    if args.backend != BackendArg::Interpreter && membership.is_none() {
+    if args.backend != ExecutionArg::Interpreter && membership.is_none() {
         serving_bucket(&plan, &named_sizes(&source, &work))?;
     }
     let expected = expected_outputs(args, &plan, &work);
@@ -169,7 +169,7 @@ fn decline_run(membership: Option<&Membership>, error: &anyhow::Error) {
 /// The membership of this process among ranks that another launcher started, if one did.
 fn find_membership(args: &RunArgs) -> Result<Option<Membership>> {
     match args.backend {
-        BackendArg::Host | BackendArg::Cuda => {
+        ExecutionArg::Host | ExecutionArg::Cuda => {
             let detected = Membership::detect(args.launch.into())
                 .map_err(|error| symmc::Error::from(with_launch_hint(error)))?;
             if let Some(note) = detected.note {
@@ -177,7 +177,7 @@ fn find_membership(args: &RunArgs) -> Result<Option<Membership>> {
             }
             Ok(detected.membership)
         }
-        BackendArg::Threads | BackendArg::Interpreter => Ok(None),
+        ExecutionArg::Threads | ExecutionArg::Interpreter => Ok(None),
     }
 }
 
@@ -235,7 +235,7 @@ fn execute(
         let (outputs, times) = symmc::run_joined_timed(plan, work, &membership, &config)?;
         return Ok((rank..rank + 1, JobResult { outputs: vec![outputs], times: vec![times] }));
     }
-    let ran = symmc::run_timed(plan, work, &select_backend(args, self_command), &config)?;
+    let ran = symmc::run_timed(plan, work, &select_execution(args, self_command), &config)?;
     Ok((0..ran.outputs.len(), ran))
 }
 
@@ -296,7 +296,7 @@ fn open_subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Run
 
 fn compile_config(args: &RunArgs, ranks: u32) -> Result<CompileConfig> {
     match args.backend {
-        BackendArg::Cuda => load::gpu_config(&args.compile, ranks, &args.gpus),
+        ExecutionArg::Cuda => load::gpu_config(&args.compile, ranks, &args.gpus),
         _ => load::host_config(&args.compile, ranks),
     }
 }
@@ -351,20 +351,20 @@ fn check_option_conflicts(args: &RunArgs) -> Result<()> {
         ("--profile-trace", args.profile_trace.is_some()),
     ];
     match args.backend {
-        BackendArg::Cuda => gpu::present()?,
+        ExecutionArg::Cuda => gpu::present()?,
         _ => {
             if let Some((option, _)) = gpu_options.iter().find(|(_, is_given)| *is_given) {
                 bail!("{option} has no effect without --backend cuda");
             }
         }
     }
-    if args.backend == BackendArg::Interpreter && args.compare == Some(CompareMode::Interpreter) {
+    if args.backend == ExecutionArg::Interpreter && args.compare == Some(CompareMode::Interpreter) {
         bail!(
             "--backend interpreter --compare interpreter compares the interpreter with itself; expected another \
              backend or --compare recorded"
         );
     }
-    let one_process = matches!(args.backend, BackendArg::Threads | BackendArg::Interpreter);
+    let one_process = matches!(args.backend, ExecutionArg::Threads | ExecutionArg::Interpreter);
     if one_process && !matches!(args.launch, LaunchArg::Auto | LaunchArg::Local) {
         bail!("--launch has no effect with --backend threads or interpreter, which run in one process");
     }
@@ -397,18 +397,18 @@ fn serving_bucket(plan: &CheckedPlan, sizes: &IndexMap<String, i64>) -> Result<u
     plan.find_bucket(sizes).map_err(|e| anyhow!("{e}"))
 }
 
-fn select_backend(args: &RunArgs, self_command: &SelfCommand) -> Backend {
+fn select_execution(args: &RunArgs, self_command: &SelfCommand) -> Execution {
     match args.backend {
-        BackendArg::Interpreter => Backend::Interpreter,
-        BackendArg::Threads => Backend::Threads,
-        BackendArg::Host | BackendArg::Cuda => Backend::Processes(self_command.rank_command()),
+        ExecutionArg::Interpreter => Execution::Interpreter,
+        ExecutionArg::Threads => Execution::Threads,
+        ExecutionArg::Host | ExecutionArg::Cuda => Execution::Processes(self_command.rank_command()),
     }
 }
 
 fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {
     let device = match args.backend {
-        BackendArg::Cuda => args.device(),
-        _ => RunDevice::Host,
+        ExecutionArg::Cuda => args.device(),
+        _ => Device::Host,
     };
     RunConfig::default()
         .with_timeout(Duration::from_secs_f64(args.timeout))
@@ -432,7 +432,7 @@ fn expected_outputs(
             let repeats = if mutates_inputs(plan) { args.repeat } else { 1 };
             let config = run_config(args, None).with_repeats(repeats);
             let outputs =
-                with_spinner("interpreting", || symmc::run(plan, work, &Backend::Interpreter, &config))?;
+                with_spinner("interpreting", || symmc::run(plan, work, &Execution::Interpreter, &config))?;
             let outputs = outputs.into_iter().map(|r| r.into_iter().map(|t| Some(Arc::new(t))).collect());
             Ok(Some((CompareMode::Interpreter, outputs.collect())))
         }
@@ -448,7 +448,7 @@ fn rounding_histories(
     work: &Workload,
 ) -> Result<Vec<RoundingHistory>> {
     let runs = if args.repeat > 1 { RunCount::Several } else { RunCount::One };
-    if args.backend == BackendArg::Interpreter {
+    if args.backend == ExecutionArg::Interpreter {
         return Ok(output_histories(source, runs));
     }
     let bucket = &plan.buckets[serving_bucket(plan, &named_sizes(source, work))?];

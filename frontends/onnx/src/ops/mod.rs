@@ -10,7 +10,6 @@ mod index;
 mod linear;
 mod normalize;
 mod reduce;
-pub(crate) mod schemas;
 mod sequences;
 mod slicing;
 mod views;
@@ -20,7 +19,7 @@ use symmc_import::RuleTables;
 use crate::call::VersionedRule;
 pub(crate) use crate::call::{RuleRow, row, row_of_results};
 use crate::node::normalize_domain;
-use schemas::OpSchema;
+use crate::schemas::{self, OpSchema};
 
 static RULE_TABLES: RuleTables<VersionedRule> = RuleTables::new(&[
     elementwise::RULE_ROWS,
@@ -70,7 +69,7 @@ pub(crate) fn supported() -> Vec<(&'static str, &'static str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use schemas::{is_standard, newest_opset, op_versions};
+    use crate::schemas::{is_standard, newest_opset, op_versions};
 
     #[test]
     fn every_rule_is_of_a_version_that_is_known() {

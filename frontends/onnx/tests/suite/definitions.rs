@@ -19,7 +19,7 @@ struct OpDefinition {
 
 fn definitions() -> HashMap<&'static str, Vec<OpDefinition>> {
     let mut definitions: HashMap<&str, Vec<OpDefinition>> = HashMap::new();
-    let lines = include_str!("../../src/ops/schemas.txt").lines();
+    let lines = include_str!("../../src/schemas.txt").lines();
     for line in lines.filter(|l| !l.starts_with(['#', 'n', 'o']) && !l.ends_with("deprecated")) {
         let words: Vec<&str> = line.split(' ').collect();
         let [name, since, operands, results, _, attributes @ ..] = words.as_slice() else { panic!("{line}") };

@@ -1,8 +1,8 @@
 //! Checks of the driver, its GPUs, their access to each other, and the nearest machine profile.
 
 use symmc_cuda::CudaError;
-use symmc_cuda::device::gpus::{ComputeMode, GpuInfo, GpuInventory, GpuPeerAccess};
-use symmc_cuda::device::libraries;
+use symmc_cuda::report::gpus::{ComputeMode, GpuInfo, GpuInventory, GpuPeerAccess};
+use symmc_cuda::report::libraries;
 use symmc_ir::machine::MachineProfile;
 
 use super::check::{CheckStatus, DoctorCheck, DoctorPart, format_bytes};
@@ -13,7 +13,7 @@ const GPUS_PART: DoctorPart = DoctorPart::Gpus;
 const MEASURED_GPU: &str = "H200";
 
 pub(super) fn checks() -> Vec<DoctorCheck> {
-    match symmc_cuda::device::gpus::machine() {
+    match symmc_cuda::report::gpus::machine() {
         Ok(machine) => machine_checks(&machine, libraries::kernel_module().as_deref()),
         Err(error) => missing_driver_checks(&error, libraries::kernel_module().as_deref()),
     }

@@ -159,8 +159,8 @@ fn locked_memory_check(most: Option<u64>) -> DoctorCheck {
 
 #[cfg(feature = "cuda")]
 fn cache() -> DoctorCheck {
-    let folder = symmc_cuda::device::libraries::cache_folder();
-    match symmc_cuda::device::libraries::cache_refusal() {
+    let folder = symmc_cuda::report::libraries::cache_folder();
+    match symmc_cuda::report::libraries::cache_refusal() {
         Some(refusal) => untrusted_cache_check(folder.as_deref(), &refusal.found, &refusal.remedy),
         None => cache_folder_check(folder.as_deref()),
     }

@@ -1,6 +1,6 @@
 //! Checks of the libraries through which GPUs are used, and of their versions.
 
-use symmc_cuda::device::libraries::{self, FoundLibrary, FoundNccl, UnusableLibrary};
+use symmc_cuda::report::libraries::{self, FoundLibrary, FoundNccl, UnusableLibrary};
 
 use super::check::{CheckStatus, DoctorCheck, DoctorPart};
 

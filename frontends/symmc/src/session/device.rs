@@ -171,5 +171,5 @@ fn lock_device(device: &Mutex<SharedDevice>) -> MutexGuard<'_, SharedDevice> {
 }
 
 fn session_ended_error() -> Error {
-    Error::from(symmc_runtime::session::session_ended_error())
+    Error::from(symmc_runtime::error::session_ended_error())
 }

@@ -1,7 +1,7 @@
 //! Coalesced collectives: the programs that have them once they are planned, and their results.
 
 use symmc::{
-    Backend, CheckedPlan, CompileConfig, DrawConfig, MachineProfile, Program, RunConfig, Weights, Workload,
+    CheckedPlan, CompileConfig, DrawConfig, Execution, MachineProfile, Program, RunConfig, Weights, Workload,
 };
 
 /// Two computed values; the body of a program reduces both.
@@ -32,9 +32,10 @@ fn check(program: &Program, plan: &CheckedPlan) {
     let draw = DrawConfig::default().with_seed(7).with_arguments(true);
     let work = Workload::gather(&program.graph, &Weights::default(), None, &draw);
     let work = work.unwrap_or_else(|e| panic!("{e}"));
-    let run =
-        |backend| symmc::run(plan, &work, &backend, &RunConfig::default()).unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!(run(Backend::Threads), run(Backend::Interpreter), "{}", plan.source.text);
+    let run = |execution| {
+        symmc::run(plan, &work, &execution, &RunConfig::default()).unwrap_or_else(|e| panic!("{e}"))
+    };
+    assert_eq!(run(Execution::Threads), run(Execution::Interpreter), "{}", plan.source.text);
 }
 
 #[test]

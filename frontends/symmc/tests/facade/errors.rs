@@ -6,7 +6,7 @@ use std::path::Path;
 use symmc::custom::ValueMismatch;
 use symmc::unstable::runtime::{DataFault, RunError};
 use symmc::{
-    Backend, CompileConfig, DrawConfig, Error, ErrorKind, OpenOptions, Program, RunConfig, Workload,
+    CompileConfig, DrawConfig, Error, ErrorKind, Execution, OpenOptions, Program, RunConfig, Workload,
 };
 
 /// The rank, the step and the op of an error.
@@ -191,8 +191,8 @@ fn an_op_without_a_meaning_is_unsupported_by_name() {
     let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
     let work =
         Workload::gather(&program.graph, &program.weights, None, &DrawConfig::default()).expect("inputs");
-    for backend in [Backend::Threads, Backend::Interpreter] {
-        let error = symmc::run(&plan, &work, &backend, &RunConfig::default()).expect_err("no kernel");
+    for execution in [Execution::Threads, Execution::Interpreter] {
+        let error = symmc::run(&plan, &work, &execution, &RunConfig::default()).expect_err("no kernel");
         assert_eq!((error.kind(), error.node()), (ErrorKind::Unsupported, Some("y")), "{error}");
         assert!(error.op().is_some_and(|op| op.contains("opaque")), "{error:?}");
     }

@@ -2,7 +2,7 @@
 
 use symmc::unstable::ir::{DispatchForm, text};
 use symmc::{
-    Backend, CollectiveVariant, CompileConfig, DrawConfig, MachineProfile, Program, RunConfig, Weights,
+    CollectiveVariant, CompileConfig, DrawConfig, Execution, MachineProfile, Program, RunConfig, Weights,
     Workload,
 };
 
@@ -38,9 +38,9 @@ fn last_axis_gather_is_one_step_with_equal_bits() {
         let draw = DrawConfig::default().with_seed(3).with_arguments(true);
         let work = Workload::gather(&program.graph, &Weights::default(), None, &draw);
         let work = work.unwrap_or_else(|e| panic!("{e}"));
-        let run = |backend| {
-            symmc::run(&plan, &work, &backend, &RunConfig::default()).unwrap_or_else(|e| panic!("{e}"))
+        let run = |execution| {
+            symmc::run(&plan, &work, &execution, &RunConfig::default()).unwrap_or_else(|e| panic!("{e}"))
         };
-        assert_eq!(run(Backend::Threads), run(Backend::Interpreter), "{source}");
+        assert_eq!(run(Execution::Threads), run(Execution::Interpreter), "{source}");
     }
 }

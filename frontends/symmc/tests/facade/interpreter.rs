@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use symmc::custom::CustomCall;
 use symmc::{
-    Backend, CompileConfig, CustomKernelRegistry, DrawConfig, KernelSignature, Program, RunConfig, Tensor,
+    CompileConfig, CustomKernelRegistry, DrawConfig, Execution, KernelSignature, Program, RunConfig, Tensor,
     Workload,
 };
 use symmc_ir::{DType, text};
@@ -40,7 +40,7 @@ fn calls(program: &str, repeats: u32) -> usize {
     let work =
         Workload::gather(&program.graph, &program.weights, None, &DrawConfig::default().with_arguments(true));
     let config = RunConfig::default().with_kernels(kernels).with_repeats(repeats);
-    symmc::run(&plan, &work.expect("inputs"), &Backend::Interpreter, &config).expect("outputs");
+    symmc::run(&plan, &work.expect("inputs"), &Execution::Interpreter, &config).expect("outputs");
     counted.load(Ordering::Relaxed)
 }
 
@@ -66,7 +66,7 @@ fn out_of_range_scalars_wrap_on_every_backend() {
             let names: Vec<String> = (0..ops.len()).map(|i| format!("%a{i}, %b{i}")).collect();
             text + &format!("return {}\n", names.join(", "))
         };
-        let outputs = |number: i64, backend: &Backend| {
+        let outputs = |number: i64, execution: &Execution| {
             let program =
                 Program::from_graph(text::parse(&program(number)).expect("a program")).expect("verified");
             let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
@@ -75,12 +75,12 @@ fn out_of_range_scalars_wrap_on_every_backend() {
             let dtype = program.graph.inputs.values().map(|i| program.graph.ty(i.value).dtype).next();
             let x = Tensor::from_f64(dtype.expect("an input"), [6], &[1.0, 2.0, 253.0, 44.0, 7.0, 255.0]);
             work.inputs = vec![vec![Arc::new(x.expect("six elements"))]];
-            let results = symmc::run(&plan, &work, backend, &RunConfig::default()).expect("outputs");
+            let results = symmc::run(&plan, &work, execution, &RunConfig::default()).expect("outputs");
             results[0].iter().map(|t| t.to_f64()).collect::<Vec<_>>()
         };
-        let expected = outputs(same, &Backend::Interpreter);
-        for backend in [Backend::Interpreter, Backend::Threads] {
-            assert_eq!(outputs(number, &backend), expected, "{dtype} {number} {backend:?}");
+        let expected = outputs(same, &Execution::Interpreter);
+        for execution in [Execution::Interpreter, Execution::Threads] {
+            assert_eq!(outputs(number, &execution), expected, "{dtype} {number} {execution:?}");
         }
     }
 }

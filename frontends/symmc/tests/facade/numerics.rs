@@ -14,8 +14,8 @@ use symmc::unstable::ir::{
 };
 use symmc::unstable::support::random::SplitMix;
 use symmc::{
-    Backend, CheckedPlan, CompileConfig, DrawConfig, MachineProfile, Numerics, NumericsClass, Plan, Program,
-    RunConfig, Tensor, Weights, Workload,
+    CheckedPlan, CompileConfig, DrawConfig, Execution, MachineProfile, Numerics, NumericsClass, Plan,
+    Program, RunConfig, Tensor, Weights, Workload,
 };
 
 const PROGRAMS: u64 = 28;
@@ -190,8 +190,8 @@ fn check_lowered(canonical: &Graph, lowered: &Graph, numerics: Numerics) {
     }
 }
 
-fn outputs(plan: &CheckedPlan, work: &Workload, backend: &Backend) -> Vec<Vec<Tensor>> {
-    symmc::run(plan, work, backend, &RunConfig::default()).unwrap_or_else(|e| panic!("{e}"))
+fn outputs(plan: &CheckedPlan, work: &Workload, execution: &Execution) -> Vec<Vec<Tensor>> {
+    symmc::run(plan, work, execution, &RunConfig::default()).unwrap_or_else(|e| panic!("{e}"))
 }
 
 #[test]
@@ -234,8 +234,8 @@ fn plans_of_every_numerics_class_pass_without_extra_traffic() {
 
 /// The plan runs as the interpreter says, within what its history and its classes allow.
 fn check_run(plan: &CheckedPlan, work: &Workload, at: &str) {
-    let expected = outputs(plan, work, &Backend::Interpreter);
-    let actual = outputs(plan, work, &Backend::Threads);
+    let expected = outputs(plan, work, &Execution::Interpreter);
+    let actual = outputs(plan, work, &Execution::Threads);
     let histories =
         plan.output_histories(plan.buckets[0].program, RunCount::One).unwrap_or_else(|e| panic!("{e}"));
     for (rank, (found, expected)) in actual.iter().zip(&expected).enumerate() {

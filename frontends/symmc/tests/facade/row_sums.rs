@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use symmc::unstable::ir::text;
 use symmc::{
-    Backend, CompileConfig, DType, MachineProfile, Program, RunConfig, SymbolBindings, Tensor, Workload,
+    CompileConfig, DType, Execution, MachineProfile, Program, RunConfig, SymbolBindings, Tensor, Workload,
 };
 
 const RANK_COUNT: usize = 2;
@@ -57,9 +57,9 @@ fn row_sums_use_each_ranks_own_table() {
         let planned = &plan.programs[plan.buckets[0].program];
         assert!(planned.contains("reduce_rows"), "{planned}");
         let work = Workload::new(SymbolBindings::new(), (0..RANK_COUNT).map(inputs_of_rank).collect());
-        let run = |backend| {
-            symmc::run(&plan, &work, &backend, &RunConfig::default()).unwrap_or_else(|e| panic!("{e}"))
+        let run = |execution| {
+            symmc::run(&plan, &work, &execution, &RunConfig::default()).unwrap_or_else(|e| panic!("{e}"))
         };
-        assert!(run(Backend::Threads) == run(Backend::Interpreter), "{planned}");
+        assert!(run(Execution::Threads) == run(Execution::Interpreter), "{planned}");
     }
 }

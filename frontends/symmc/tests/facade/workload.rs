@@ -301,13 +301,13 @@ fn state_persists_between_runs_and_is_not_recorded() {
     let expected = work.expected.as_ref().expect("recorded");
     assert!(expected[0][0].is_none());
     assert_eq!(expected[0][1].as_ref().map(|t| t.get_f64(0)), Some(28.0));
-    for backend in [symmc::Backend::Interpreter, symmc::Backend::Threads] {
+    for execution in [symmc::Execution::Interpreter, symmc::Execution::Threads] {
         for (repeats, state) in [(1, [14.0, 24.0]), (3, [22.0, 32.0])] {
             let config = RunConfig::default().with_repeats(repeats);
-            let outputs_by_rank = symmc::run(&plan, &work, &backend, &config).expect("a run");
+            let outputs_by_rank = symmc::run(&plan, &work, &execution, &config).expect("a run");
             for (rank, outputs) in outputs_by_rank.iter().enumerate() {
-                assert_eq!(outputs[0].get_f64(0), state[rank], "{backend:?} {repeats}");
-                assert_eq!(outputs[1].get_f64(0), 2.0 * state[rank], "{backend:?} {repeats}");
+                assert_eq!(outputs[0].get_f64(0), state[rank], "{execution:?} {repeats}");
+                assert_eq!(outputs[1].get_f64(0), 2.0 * state[rank], "{execution:?} {repeats}");
             }
         }
     }

@@ -28,8 +28,7 @@ use symmc_ir::closed_form::{ClosedForm, scalar};
 use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, TensorType, UnaryOp, ValueDef, ValueId};
 
 use self::condition::{AtomWitness, IndexExpr, MaskCondition, at_least_condition};
-use self::fact::MaskFact;
-use self::fact::choice_fact;
+use self::fact::{MaskFact, MaskFactCache, choice_fact};
 use self::linear::{AxisView, ElementRef, LinearExpr};
 use crate::rewrite::Rewriter;
 
@@ -37,7 +36,7 @@ use crate::rewrite::Rewriter;
 const MAX_DEPTH: usize = 64;
 
 pub fn mask_fact(cx: &Rewriter, value: ValueId) -> Rc<MaskFact> {
-    let facts = cx.mask_facts();
+    let facts = cx.rule_cache::<MaskFactCache>();
     if let Some(fact) = facts.by_value.borrow().get(&value) {
         return fact.clone();
     }

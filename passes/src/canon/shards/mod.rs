@@ -28,8 +28,9 @@ use std::collections::{HashMap, HashSet};
 
 use symmc_ir::{EntityMap, Graph, NodeId, ValueId};
 
-use super::replaced_collectives::ReplacedCollective;
-use crate::rewrite::{UniqueNames, compact, copy_inputs, copy_node, copy_outputs, keeps_effects};
+use crate::rewrite::{
+    ReplacedCollective, UniqueNames, compact, copy_inputs, copy_node, copy_outputs, keeps_effects,
+};
 use analysis::{ShardAnalysis, ShardReplacement, large_gathers};
 pub use sizes::JudgedSizes;
 use terms::{EmittedTerms, TermId, VisitedTerms};

@@ -11,29 +11,41 @@ mod results;
 
 use std::time::Duration;
 
+use symmc_control::JoinedRank;
 use symmc_ir::collective::{CollectiveVariant, ExitBarrierPolicy};
 use symmc_ir::{CollectiveKind, DType};
 use symmc_runtime::RunError;
-use symmc_runtime::host::SessionRank;
+use symmc_runtime::job::SessionRequest;
 
 use self::rank::{CollectiveCase, MAX_LL_BYTES, RankBench, prepared_on_all_ranks};
 pub use self::results::{BenchConfig, MeasuredCollective, MeasuredNorm, Measurements, NormImplementation};
-use crate::config::CudaConfig;
 use crate::device::driver::{self, CallersContext};
 use crate::error::{CudaError, Result};
 
-pub use crate::session::{ProgramBench, measure_program};
+pub use crate::session::ProgramBench;
+use crate::session::{CudaSession, GpuConfig};
+
+/// Measures a plan on a rank that has joined the others. Returns the minimum, median and maximum of one run
+/// in microseconds. All ranks call this together. Fails if GPUs cannot run a step, there is no such GPU, a
+/// library or memory is missing, or a peer failed.
+pub fn measure_program(
+    request: &SessionRequest<'_>,
+    gpu: &GpuConfig,
+    bench: &ProgramBench,
+) -> Result<[f64; 3], RunError> {
+    CudaSession::open_joined(request, gpu)?.measure_program(request, bench)
+}
 
 /// Measures all cases, and copies, on a rank that has joined the others. All ranks call this together. Fails
 /// if the machine lacks something that every case needs, or a peer failed.
 pub fn collectives(
-    rank: &SessionRank,
-    gpus: &CudaConfig,
+    rank: &JoinedRank,
+    gpu: &GpuConfig,
     limit: Duration,
     config: &BenchConfig,
 ) -> Result<Measurements, RunError> {
     let comm = rank.comm();
-    let gpu = gpus.gpu_of_rank(comm.rank(), comm.ranks())?;
+    let gpu = gpu.gpu_of_rank(comm.rank(), comm.ranks())?;
     rank.start()?;
     let dtype = DType::from_name(&config.dtype)
         .ok_or_else(|| CudaError::Unsupported(format!("unknown dtype {}", config.dtype)))?;

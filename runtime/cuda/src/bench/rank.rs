@@ -13,12 +13,12 @@ use symmc_runtime::exec::{
 };
 
 use super::results::BenchConfig;
+use crate::arena::{ArenaSource, SymmetricArena};
 use crate::codegen::addresses::AddressMap;
 use crate::codegen::collective::{self, ControlRegion, PeerContext, VariantGrids};
 use crate::codegen::command::GpuCommand;
 use crate::codegen::compile;
 use crate::codegen::compute::KernelTarget;
-use crate::device::arena::{ArenaSource, SymmetricArena};
 use crate::device::driver::{Device, DeviceBuffer, ExecutableGraph, PinnedBuffer};
 use crate::device::launch::{Address, PortBases};
 use crate::device::streams::LaneStreams;

@@ -1,8 +1,8 @@
 //! The device addresses of a rank's memories, as commands name them.
 
+use symmc_runtime::call::RowTables;
 use symmc_runtime::exec::{LocatedTensor, MemorySpace, ResolvedCollective, ResolvedProgram, ResolvedRegion};
 
-use crate::codegen::collective::{CollectivePointers, SplitPointers};
 use crate::device::pointer::{Address, DevicePtr, MAX_PORTS};
 use crate::error::{CudaError, Result};
 
@@ -77,6 +77,30 @@ impl AddressMap {
             rows: call.rows.as_ref().map(|tables| tables.map(|region| self.region(region))),
         }
     }
+}
+
+/// The addresses of a collective's values on a rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CollectivePointers {
+    pub operand: DevicePtr,
+    pub result: DevicePtr,
+    pub sizes: Option<SplitPointers>,
+    /// The tables of an exchange of rows.
+    pub rows: Option<RowTables<DevicePtr>>,
+}
+
+impl CollectivePointers {
+    /// The pointers of a collective without sizes on the device or tables of rows.
+    pub fn new(operand: DevicePtr, result: DevicePtr) -> CollectivePointers {
+        CollectivePointers { operand, result, sizes: None, rows: None }
+    }
+}
+
+/// The addresses of the sizes on a rank: the sent and the received row counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SplitPointers {
+    pub sent: DevicePtr,
+    pub received: DevicePtr,
 }
 
 fn too_many_ports(count: usize) -> CudaError {

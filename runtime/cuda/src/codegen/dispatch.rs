@@ -8,12 +8,13 @@ use smallvec::SmallVec;
 use symmc_ir::DispatchForm;
 use symmc_runtime::exec::{LocatedTensor, MemorySpace, ResolvedDispatch, StepWork};
 
-use crate::codegen::collective::{fused_tail, lower_several, rows};
+use crate::codegen::collective::lower_several;
 use crate::codegen::command::Commands;
 use crate::codegen::compute::{
     BoundOperation, KernelLowering, batch, loops, products, rotary, scatter, selection,
 };
 use crate::codegen::lowering_context::LoweringContext;
+use crate::codegen::{fused_tail, gathered_rows};
 use crate::error::CudaError;
 
 pub fn lower(
@@ -35,7 +36,7 @@ pub fn lower(
         DispatchForm::Rotary => Some(rotary::lower_together(&steps, l)?),
         DispatchForm::Scatter => Some(scatter::lower_together(&steps, l)?),
         DispatchForm::Reduction => fused_tail::lower(index, &dispatch.members, setting, l)?,
-        DispatchForm::Gather => rows::lower(index, &dispatch.members, setting, l)?,
+        DispatchForm::Gather => gathered_rows::lower(index, &dispatch.members, setting, l)?,
         DispatchForm::Collectives => {
             lower_several(index, &dispatch.members, setting.addresses, setting.peers, &mut l.source)?
         }

@@ -9,11 +9,10 @@ use symmc_runtime::exec::{ExecutableStep, ResolvedProgram, StepWork};
 use crate::codegen::addresses::AddressMap;
 use crate::codegen::command::{Commands, GpuCommand};
 use crate::codegen::compile::KernelSource;
-use crate::codegen::compute::{self, AttentionBackend, DeviceAssertions, KernelLowering};
+use crate::codegen::compute::{self, AlgorithmSelection, DeviceAssertions, KernelLowering};
 use crate::codegen::lowering_context::{DeviceFreeContext, LoweringContext};
-use crate::codegen::{agreement, collective, dispatch};
+use crate::codegen::{Front, agreement, collective, dispatch};
 use crate::error::{CudaError, Result};
-use crate::nccl::Front;
 
 #[derive(Debug)]
 pub struct LoweredProgram {
@@ -39,7 +38,7 @@ impl LoweredProgram {
         bound: &Arc<ResolvedProgram>,
         ranks: u32,
         addresses: &AddressMap,
-        attention: AttentionBackend,
+        attention: AlgorithmSelection,
     ) -> Result<LoweredProgram> {
         let dry = DeviceFreeContext::new(bound, ranks, addresses.clone(), attention);
         LoweredProgram::new(bound.rank(), &bound.steps, &dry.context())

@@ -7,7 +7,7 @@ use symmc_runtime::exec::ResolvedProgram;
 
 use crate::codegen::addresses::AddressMap;
 use crate::codegen::collective::{PeerContext, control_of};
-use crate::codegen::compute::{AttentionBackend, GEMM_WORKSPACE, KernelTarget};
+use crate::codegen::compute::{AlgorithmSelection, GEMM_WORKSPACE, KernelTarget};
 use crate::codegen::workspace;
 use crate::device::launch::Address;
 use crate::nccl::Communicators;
@@ -39,7 +39,7 @@ impl DeviceFreeContext {
         bound: &ResolvedProgram,
         ranks: u32,
         addresses: AddressMap,
-        attention: AttentionBackend,
+        attention: AlgorithmSelection,
     ) -> DeviceFreeContext {
         let machine = KernelTarget { attention, ..KernelTarget::PROFILE_GPU };
         let workspace_bytes = workspace::bytes_of_steps(bound.steps.iter(), &machine).max(GEMM_WORKSPACE);

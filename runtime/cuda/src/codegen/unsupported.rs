@@ -12,14 +12,14 @@ use symmc_ir::collective::{CollectiveKind, CollectiveReduceOp};
 use symmc_plan::ParsedPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::custom::ValueMismatch;
+use symmc_runtime::exec::expect_kernels;
 use symmc_runtime::exec::{
     CustomKernelRegistry, LocatedTensor, ResolvedCollective, ResolvedProgram, StepWork,
 };
-use symmc_runtime::host::expect_kernels;
 use symmc_support::parallel;
 
 use crate::codegen::addresses::AddressMap;
-use crate::codegen::compute::{AttentionBackend, KernelLowering};
+use crate::codegen::compute::{AlgorithmSelection, KernelLowering};
 use crate::codegen::lowered::lower_step;
 use crate::codegen::lowering_context::DeviceFreeContext;
 use crate::codegen::{largest_sizes, workspace};
@@ -100,7 +100,7 @@ pub(crate) fn unsupported_steps(bound: &ResolvedProgram, ranks: u32, gpus: &[u32
             return vec![UnsupportedStep { node, op, reason: error.to_string() }];
         }
     };
-    let dry = DeviceFreeContext::new(bound, ranks, addresses, AttentionBackend::Kernels);
+    let dry = DeviceFreeContext::new(bound, ranks, addresses, AlgorithmSelection::Heuristic);
     let setting = dry.context();
     let address_of = |value: &LocatedTensor| setting.addresses.address_of(value);
     let mut l = KernelLowering::new(&address_of, setting.machine);

@@ -6,7 +6,7 @@
 
 use symmc_runtime::exec::{ExecutableStep, ResolvedProgram, StepWork};
 
-use crate::codegen::compute::{self, AttentionBackend, KernelTarget};
+use crate::codegen::compute::{self, AlgorithmSelection, KernelTarget};
 
 /// The workspace bytes that these steps share.
 pub(crate) fn bytes_of_steps<'b>(
@@ -25,7 +25,7 @@ pub(crate) fn bytes_of_steps<'b>(
 /// An upper bound for the workspace bytes of a program at these sizes, independent of the available
 /// libraries.
 pub(crate) fn upper_bound_bytes(bound: &ResolvedProgram) -> u64 {
-    let machine = KernelTarget { attention: AttentionBackend::Measured, ..KernelTarget::PROFILE_GPU };
+    let machine = KernelTarget { attention: AlgorithmSelection::Measured, ..KernelTarget::PROFILE_GPU };
     bytes_of_steps(bound.steps.iter(), &machine) as u64
 }
 

@@ -6,7 +6,7 @@
 //! one [`Device`]. This context is current on every thread that called [`Device::enter`]. Code on a thread of
 //! the application keeps a [`CallersContext`] to restore the application's context.
 //!
-//! Deliberately not here: memory that peers map ([`crate::device::arena`]).
+//! Deliberately not here: memory that peers map ([`crate::arena`]).
 
 mod device;
 mod graph;

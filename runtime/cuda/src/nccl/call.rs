@@ -14,13 +14,13 @@ pub fn is_run_by_library(call: &ResolvedCollective) -> bool {
 /// A library call, with everything fixed except the stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NcclCall {
-    pub(super) comm: Comm,
-    pub(super) kind: CallKind,
-    pub(super) send: DevicePtr,
-    pub(super) receive: DevicePtr,
+    pub(crate) comm: Comm,
+    pub(crate) kind: CallKind,
+    pub(crate) send: DevicePtr,
+    pub(crate) receive: DevicePtr,
     /// The number of elements of the smaller side.
-    pub(super) count: usize,
-    pub(super) dtype: DataType,
+    pub(crate) count: usize,
+    pub(crate) dtype: DataType,
 }
 
 impl NcclCall {
@@ -30,7 +30,7 @@ impl NcclCall {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum CallKind {
+pub(crate) enum CallKind {
     AllReduce(RedOp),
     AllGather,
     AllToAll,

@@ -220,7 +220,7 @@ impl Communicators {
         Ok(())
     }
 
-    pub(super) fn get(&self, group: usize, variant: CollectiveVariant) -> Result<Comm> {
+    pub(crate) fn get(&self, group: usize, variant: CollectiveVariant) -> Result<Comm> {
         match self.made.get(&(group, variant)) {
             Some(entry) => Ok(entry.comm),
             None => Err(CudaError::Unsupported(format!(
@@ -247,7 +247,7 @@ impl Communicators {
     /// Whether the library launches a variant's kernels by programmatic dependent launch (PDL) without a wait
     /// for earlier work in their stream ([`PDL_WITHOUT_WAIT`]). Our kernels let the next one begin at once,
     /// so another operation must separate them.
-    pub(super) fn skips_pdl_wait(&self, variant: CollectiveVariant) -> bool {
+    pub(crate) fn skips_pdl_wait(&self, variant: CollectiveVariant) -> bool {
         self.version().is_some_and(|version| skips_pdl_wait(version, variant))
     }
 

@@ -10,10 +10,10 @@ use symmc_ir::DType;
 use symmc_ir::collective::{AllToAllSplits, CollectiveKind, CollectiveReduceOp, CollectiveVariant};
 use symmc_runtime::exec::{MemorySpace, ResolvedCollective, ResolvedRegion};
 
-use super::Front;
 use super::borrowed::BorrowedCommunicator;
 use super::comms::{Communicators, lacks, skips_pdl_wait};
 use super::wait::CallDeadline;
+use crate::codegen::Front;
 use crate::codegen::command::GpuCommand;
 use crate::error::CudaError;
 
@@ -157,18 +157,6 @@ fn kernels_that_skip_the_wait_never_follow_kernels() {
             }
         }
     }
-}
-
-#[test]
-fn truth_is_reduced_as_bytes() {
-    use nccl_sys::red_op;
-    for op in [CollectiveReduceOp::Sum, CollectiveReduceOp::Max] {
-        assert_eq!(super::reduction(op, DType::Bool), red_op::MAX);
-    }
-    for op in [CollectiveReduceOp::Avg, CollectiveReduceOp::Prod, CollectiveReduceOp::Min] {
-        assert_eq!(super::reduction(op, DType::Bool), red_op::MIN);
-    }
-    assert_eq!(super::reduction(CollectiveReduceOp::Avg, DType::F32), red_op::AVG);
 }
 
 #[test]

@@ -7,13 +7,13 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use symmc_check::CheckedPlan;
+use symmc_control::RankConfig;
 use symmc_plan::{ParsedPlan, Plan};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{
     CustomKernelRegistry, ExecConfig, ExecutableStep, Executor, MemorySpace, ProgramPlacement,
     ResolvedProgram, StepWork,
 };
-use symmc_runtime::host::HostConfig;
 use symmc_runtime::session::memory_usage::{self, ConstantStorage};
 use symmc_runtime::session::{CallerArena, MemoryUsage};
 
@@ -22,20 +22,17 @@ use super::peer_watch::PeerWatch;
 use super::recording_cache::RecordingCache;
 use super::report::{self, COMPUTE_STATUS, PROGRESS, STATUS};
 use super::resources::{self, Resources};
+use crate::arena::SymmetricArena;
 use crate::codegen::collective::{self, ControlRegion, PeerContext};
-use crate::codegen::compute::{AttentionBackend, InputUse, KernelTarget};
+use crate::codegen::compute::{InputUse, KernelTarget};
 use crate::codegen::largest_sizes::bind_largest;
-use crate::device::arena::SymmetricArena;
+use crate::codegen::{unsupported, workspace};
 use crate::device::driver::{BorrowedStream, Device, DeviceBuffer, PinnedBuffer, Stream};
 use crate::device::launch::Address;
 use crate::device::streams::LaneStreams;
 use crate::error::{CudaError, Result};
 use crate::exchange::RankExchange;
 use crate::nccl::{CommunicatorContext, Communicators};
-use crate::{
-    AlgorithmSelection,
-    codegen::{unsupported, workspace},
-};
 
 pub(super) struct ExecutionContext {
     /// Its memories are the ordinary arena, the words of collectives, and the workspaces. The last workspace
@@ -55,14 +52,14 @@ impl ExecutionContext {
         exchange: &dyn RankExchange,
         device: &Arc<Device>,
         gpu: &GpuConfig,
-        &HostConfig { limit, chaos, .. }: &HostConfig,
+        &RankConfig { limit, chaos, .. }: &RankConfig,
     ) -> Result<ExecutionContext> {
         let arena =
             SymmetricArena::new(gpu.arena, device, exchange, sizes.symmetric + sizes.control.bytes(), limit)?;
         let ordinary = DeviceBuffer::new(device, "the ordinary arena", sizes.ordinary)?;
         let local = DeviceBuffer::new(device, "the words of collectives", sizes.words)?;
         let machine =
-            KernelTarget { attention: gpu.attention_backend(), ..KernelTarget::from_device(device) };
+            KernelTarget { attention: gpu.attention_selection(), ..KernelTarget::from_device(device) };
         let workspace = DeviceBuffer::new(device, "the workspace of steps", sizes.workspace(&machine))?;
         let status = PinnedBuffer::new(device, STATUS)?;
         let peers = PeerContext {
@@ -282,13 +279,9 @@ pub fn memory_budget(
     plan: &CheckedPlan,
     rank: u32,
     gpu: &GpuConfig,
-    config: &HostConfig,
+    config: &RankConfig,
 ) -> Result<MemoryUsage, RunError> {
     unsupported::check_supported(plan, &[])?;
-    let attention = match gpu.products {
-        AlgorithmSelection::Measured => AttentionBackend::Measured,
-        AlgorithmSelection::Heuristic => AttentionBackend::Kernels,
-    };
     let mut executor = Executor::new(plan, rank, &CustomKernelRegistry::new(), ExecConfig::default())?;
     let sizes = ContextSizes::for_plan(plan, rank).with_callers(plan, config.callers)?;
     let flags = sizes.control.bytes();
@@ -296,7 +289,7 @@ pub fn memory_budget(
     usage.ordinary = sizes.ordinary;
     usage.symmetric = (sizes.symmetric + flags).max(1).next_multiple_of(SHARED_UNIT) - flags;
     usage.flags = flags + sizes.words;
-    usage.scratch = sizes.workspace(&KernelTarget { attention, ..KernelTarget::PROFILE_GPU });
+    usage.scratch = sizes.workspace(&KernelTarget { attention: gpu.products, ..KernelTarget::PROFILE_GPU });
     usage.ports = memory_usage::max_port_bytes(plan, &executor.largest_buckets(), ConstantStorage::Copied);
     Ok(usage)
 }

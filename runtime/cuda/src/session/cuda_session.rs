@@ -4,12 +4,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use symmc_check::CheckedPlan;
-use symmc_control::{Group, LeaveMode, ProgressRecording, enter_rank_span};
+use symmc_control::{
+    Group, JoinedRank, LeaveMode, ProgressRecording, RankCommunicator, RankConfig, enter_rank_span,
+};
 use symmc_runtime::RunError;
+use symmc_runtime::error::session_ended_error;
 use symmc_runtime::exec::{CustomKernelRegistry, ExecConfig, Executor};
-use symmc_runtime::host::{HostCommunicator, HostConfig, SessionRank};
 use symmc_runtime::job::SessionRequest;
-use symmc_runtime::session::{Port, SessionLayout, SessionPorts, arenas_released_error, session_ended_error};
+use symmc_runtime::session::join::join_session;
+use symmc_runtime::session::{Port, SessionLayout, SessionPorts, arenas_released_error};
 
 use super::context::{ContextSizes, ExecutionContext};
 use super::gpu::{ALIGN, GpuConfig};
@@ -28,9 +31,9 @@ pub struct CudaSession {
     pub(super) context: Option<ExecutionContext>,
     pub(super) choices: LruCache<Arc<str>, ProgramChoices>,
     /// `None` after the session has ended.
-    pub(super) session_rank: Option<Arc<SessionRank>>,
+    pub(super) joined_rank: Option<Arc<JoinedRank>>,
     pub(super) gpu: GpuConfig,
-    pub(super) config: HostConfig,
+    pub(super) config: RankConfig,
     pub(super) ports: SessionPorts<DeviceBuffer>,
     pub(super) pending_runs: PendingRuns,
     pub(super) runs: u64,
@@ -93,20 +96,19 @@ impl CudaSession {
         plan: &CheckedPlan,
         group: &Group,
         gpu: &GpuConfig,
-        config: &HostConfig,
+        config: &RankConfig,
     ) -> Result<CudaSession, RunError> {
-        let ordinal = gpu.ordinal.unwrap_or(group.rank());
         let _span = enter_rank_span(group.rank());
         let started = Instant::now();
         let opened = check_supported(plan, &[]).and_then(|()| {
             let caller = CallersContext::keep()?;
-            let device = Device::open(ordinal)?;
+            let device = Device::open(gpu.gpu_of_rank(group.rank(), group.ranks())?)?;
             let terms = gpu.join_terms(&device)?;
             Ok((caller, device, terms))
         });
         let (_caller, device, terms) = opened.map_err(|error| group.decline(error))?;
-        let host = HostConfig { chaos: None, extendable: false, ..config.clone() };
-        let joined = Arc::new(SessionRank::join_session(plan, group, &host, terms)?);
+        let joining = RankConfig { chaos: None, extendable: false, ..config.clone() };
+        let joined = Arc::new(join_session(plan, group, &joining, terms)?);
         let comm = joined.comm();
         let executor = Executor::new(plan, comm.rank(), &CustomKernelRegistry::new(), ExecConfig::default());
         let built = executor.and_then(|executor| {
@@ -116,10 +118,10 @@ impl CudaSession {
         });
         let ready = built.and_then(|session| joined.start().map(|()| session));
         let mut session = ready.map_err(|error| joined.fail_run(error))?;
-        session.session_rank = Some(joined);
+        session.joined_rank = Some(joined);
         let symmetric = plan.arenas.symmetric;
         let ordinary = plan.arenas.ordinary;
-        tracing::info!(target: "symmc::session", gpu = ordinal, symmetric, ordinary, elapsed = ?started.elapsed(), "opened a session on a GPU");
+        tracing::info!(target: "symmc::session", gpu = session.device.ordinal(), symmetric, ordinary, elapsed = ?started.elapsed(), "opened a session on a GPU");
         Ok(session)
     }
 
@@ -127,20 +129,20 @@ impl CudaSession {
     /// [started][start]. The session leaves the group when it ends, unless its caller also holds the rank.
     /// All ranks call this together.
     ///
-    /// [start]: SessionRank::start
+    /// [start]: JoinedRank::start
     ///
     /// Fails if GPUs cannot run a step, there is no such GPU, a library or memory is missing, or a peer failed.
     pub fn open_joined(request: &SessionRequest<'_>, gpu: &GpuConfig) -> Result<CudaSession, RunError> {
         let SessionRequest { rank: joined, plan, bindings, config } = *request;
         let comm = joined.comm();
         let _caller = CallersContext::keep()?;
-        let device = Device::open(gpu.ordinal.unwrap_or(comm.rank()))?;
+        let device = Device::open(gpu.gpu_of_rank(comm.rank(), comm.ranks())?)?;
         let executor = Executor::new(plan, comm.rank(), &CustomKernelRegistry::new(), ExecConfig::default())?;
         let mut session = CudaSession::build(executor, gpu, config, device)?;
         session.ports.set_sizes(bindings)?;
         let sizes = ContextSizes::for_bound(&session.ports.sized_program()?.program);
         let mut session = session.with_context(&sizes, comm)?;
-        session.session_rank = Some(joined.clone());
+        session.joined_rank = Some(joined.clone());
         Ok(session)
     }
 
@@ -148,7 +150,7 @@ impl CudaSession {
     pub(super) fn build(
         executor: Executor,
         gpu: &GpuConfig,
-        config: &HostConfig,
+        config: &RankConfig,
         device: Arc<Device>,
     ) -> Result<CudaSession, RunError> {
         let arrangement = SessionLayout::new(executor.plan(), None);
@@ -157,7 +159,7 @@ impl CudaSession {
             last_run: LastRun::Unknown,
             context: None,
             choices: LruCache::new(gpu.cached_recordings),
-            session_rank: None,
+            joined_rank: None,
             gpu: gpu.clone(),
             config: config.clone(),
             ports,
@@ -175,7 +177,7 @@ impl CudaSession {
     pub(super) fn with_context(
         mut self,
         sizes: &ContextSizes,
-        comm: &HostCommunicator,
+        comm: &RankCommunicator,
     ) -> Result<CudaSession, RunError> {
         self.context = Some(self.make_context(sizes, comm)?);
         Ok(self)
@@ -185,7 +187,7 @@ impl CudaSession {
     pub(super) fn make_context(
         &self,
         sizes: &ContextSizes,
-        comm: &HostCommunicator,
+        comm: &RankCommunicator,
     ) -> Result<ExecutionContext> {
         let mut context = ExecutionContext::new(sizes, comm, &self.device, &self.gpu, &self.config)?;
         if comm.ranks() > 1 {
@@ -210,8 +212,8 @@ impl CudaSession {
         Ok((CallersContext::switch_to(&self.device)?, RelaxedCaptureMode::begin()?))
     }
 
-    pub(super) fn comm(&self) -> Result<&HostCommunicator, RunError> {
-        self.session_rank.as_deref().map(SessionRank::comm).ok_or_else(session_ended_error)
+    pub(super) fn comm(&self) -> Result<&RankCommunicator, RunError> {
+        self.joined_rank.as_deref().map(JoinedRank::comm).ok_or_else(session_ended_error)
     }
 
     pub(super) fn context(&self) -> Result<&ExecutionContext, RunError> {
@@ -233,7 +235,7 @@ impl CudaSession {
         self.pending_runs.clear();
         self.context = None;
         // This session is the only owner of the rank, unless the caller holds it too.
-        if let Some(joined) = self.session_rank.take().and_then(Arc::into_inner) {
+        if let Some(joined) = self.joined_rank.take().and_then(Arc::into_inner) {
             let _span = enter_rank_span(joined.comm().rank());
             tracing::info!(target: "symmc::session", runs = self.runs, ?leaving, "closing the session");
             joined.leave_session(ProgressRecording::Awaited, self.runs, leaving);
@@ -243,10 +245,10 @@ impl CudaSession {
     /// Ends the session on all ranks of its group, without waiting for other ranks. `how` describes how this
     /// rank leaves.
     pub(super) fn abort_group(&mut self, how: String) {
-        if let Some(rank) = self.comm().map(HostCommunicator::rank).ok().filter(|_| self.failure.is_none()) {
+        if let Some(rank) = self.comm().map(RankCommunicator::rank).ok().filter(|_| self.failure.is_none()) {
             let error = RunError::Left { rank, how };
             let is_idle = self.context.is_none() || self.poll_runs().unwrap_or(true);
-            match self.session_rank.take_if(|_| is_idle && self.failure.is_none()) {
+            match self.joined_rank.take_if(|_| is_idle && self.failure.is_none()) {
                 // Nothing is in progress on the device that would have to be notified.
                 Some(joined) => drop(joined.fail_run(error)),
                 None => drop(self.fail_session(error)),

@@ -14,7 +14,7 @@ use symmc_runtime::RunError;
 use symmc_runtime::exec::{InputData, InputSource};
 use symmc_runtime::session::{DeviceMemory, DeviceName, DeviceRange, SharedTensor};
 
-use crate::device::arena::SymmetricArena;
+use crate::arena::SymmetricArena;
 use crate::device::driver::{CallersContext, Device, DeviceBuffer, Stream};
 use crate::device::launch::Address;
 use crate::device::staging::upload;

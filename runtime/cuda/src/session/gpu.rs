@@ -1,19 +1,23 @@
-//! The GPU of a session, and the handles that its caller provides.
+//! How sessions run on GPUs: the GPU of each rank, and the handles that the caller provides.
 
+use serde::{Deserialize, Serialize};
 use symmc_control::JoinTerm;
+use symmc_plan::ParsedPlan;
+use symmc_runtime::RunError;
 
-use crate::codegen::compute::{AttentionBackend, gemm};
-use crate::device::arena::ArenaSource;
+use crate::arena::ArenaSource;
+use crate::codegen::compute::{AlgorithmSelection, gemm};
+use crate::codegen::unsupported::check_supported;
 use crate::device::driver::{self, BorrowedStream, Device};
-use crate::error::Result;
+use crate::error::{CudaError, Result};
 use crate::nccl::BorrowedCommunicator;
-use crate::{AlgorithmSelection, codegen::compile, cudnn};
+use crate::{codegen::compile, cudnn};
 
 /// The alignment of memory that callers bind, in bytes.
 pub const ALIGN: usize = 16;
 
 /// Whether ranks report to each other which NCCL collective they are in.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum ProgressReporting {
     /// A store before each collective reports it. The store takes 1.5 to 3.5 µs.
     Enabled,
@@ -35,14 +39,27 @@ pub struct BorrowedHandles {
     pub communicator: Option<BorrowedCommunicator>,
 }
 
-/// The GPU of a session, and its borrowed handles. By default the GPU whose ordinal is the rank, and no
-/// handles.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// The GPU of a rank, by its ordinal among the GPUs that the process of the rank sees.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GpuAssignment {
+    /// Rank `r` has GPU `r`.
+    #[default]
+    ByRank,
+    /// The rank of this session has this GPU.
+    Ordinal(u32),
+    /// Each rank has the GPU at its place in the list.
+    List(Vec<u32>),
+}
+
+/// How sessions and jobs run on GPUs. By default rank `r` has GPU `r`, and no handles are borrowed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct GpuConfig {
-    /// The ordinal of the GPU among those that the process sees. `None`: the rank.
-    pub ordinal: Option<u32>,
-    /// The caller's stream and communicator.
+    pub assignment: GpuAssignment,
+    /// The stream and communicator of a session's caller. Jobs borrow none.
+    #[serde(skip)]
     pub borrowed: BorrowedHandles,
     /// The allocator of the symmetric arena.
     pub arena: ArenaSource,
@@ -58,7 +75,7 @@ pub struct GpuConfig {
 impl Default for GpuConfig {
     fn default() -> Self {
         GpuConfig {
-            ordinal: None,
+            assignment: GpuAssignment::default(),
             borrowed: BorrowedHandles::default(),
             arena: ArenaSource::default(),
             products: AlgorithmSelection::default(),
@@ -70,7 +87,15 @@ impl Default for GpuConfig {
 
 impl GpuConfig {
     pub fn new(ordinal: u32) -> GpuConfig {
-        GpuConfig { ordinal: Some(ordinal), ..GpuConfig::default() }
+        GpuConfig { assignment: GpuAssignment::Ordinal(ordinal), ..GpuConfig::default() }
+    }
+
+    /// Sets the GPU of each rank. If the list is empty, rank `r` has GPU `r`.
+    #[must_use]
+    pub fn with_gpus(self, gpus: impl Into<Vec<u32>>) -> GpuConfig {
+        let gpus = gpus.into();
+        let assignment = if gpus.is_empty() { GpuAssignment::ByRank } else { GpuAssignment::List(gpus) };
+        GpuConfig { assignment, ..self }
     }
 
     /// Runs without a stream of their own are enqueued on this one, a `cudaStream_t` (`CUstream`).
@@ -120,6 +145,40 @@ impl GpuConfig {
         GpuConfig { progress, ..self }
     }
 
+    /// The configuration of a job, which borrows no handles. Peers see which NCCL collective a rank is in.
+    #[must_use]
+    pub fn for_job(&self) -> GpuConfig {
+        let progress = ProgressReporting::Enabled;
+        GpuConfig { borrowed: BorrowedHandles::default(), progress, ..self.clone() }
+    }
+
+    /// Checks that GPUs can run all steps of a plan. The check runs when the plan is made for GPUs, on a
+    /// machine that may have none. No rank refuses a plan that passes. Fails with the first unsupported step
+    /// and the reason ([`RunError::CannotRun`]).
+    pub fn accept(&self, plan: &ParsedPlan) -> Result<(), RunError> {
+        let listed = if let GpuAssignment::List(gpus) = &self.assignment { &gpus[..] } else { &[] };
+        check_supported(plan, listed)
+    }
+
+    /// The GPU of one of `ranks` ranks. Fails if the list has no GPU for it, or this process sees too few.
+    pub(crate) fn gpu_of_rank(&self, rank: u32, ranks: u32) -> Result<u32> {
+        let error = match &self.assignment {
+            GpuAssignment::Ordinal(gpu) => return Ok(*gpu),
+            GpuAssignment::List(gpus) => match gpus.get(rank as usize) {
+                Some(&gpu) => return Ok(gpu),
+                None => {
+                    let named = gpus.len();
+                    format!("{named} GPUs are named for {ranks} ranks: expected one GPU per rank")
+                }
+            },
+            GpuAssignment::ByRank => match driver::count_gpus()? {
+                visible if rank < visible => return Ok(rank),
+                visible => format!("{ranks} ranks need {ranks} GPUs, one each; this process sees {visible}"),
+            },
+        };
+        Err(CudaError::Unsupported(error))
+    }
+
     /// The terms that must be equal on all ranks, by name.
     pub(super) fn join_terms(&self, device: &Device) -> Result<Vec<JoinTerm>> {
         let cuda = driver::cuda_version()?;
@@ -138,11 +197,8 @@ impl GpuConfig {
         Ok(terms.map(|(name, value)| JoinTerm::text(name, value)).into())
     }
 
-    /// The implementations of attention. Measuring may choose cuDNN.
-    pub(super) fn attention_backend(&self) -> AttentionBackend {
-        match self.products {
-            AlgorithmSelection::Measured if cudnn::version().is_ok() => AttentionBackend::Measured,
-            AlgorithmSelection::Measured | AlgorithmSelection::Heuristic => AttentionBackend::Kernels,
-        }
+    /// How implementations of attention are chosen. Without cuDNN there are only generated kernels.
+    pub(super) fn attention_selection(&self) -> AlgorithmSelection {
+        if cudnn::version().is_ok() { self.products } else { AlgorithmSelection::Heuristic }
     }
 }

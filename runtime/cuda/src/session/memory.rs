@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use symmc_runtime::RunError;
 use symmc_runtime::exec::InputData;
-use symmc_runtime::session::{DeviceRange, Port, PortBackend, SessionPorts, SizedProgram};
+use symmc_runtime::session::{DeviceRange, Port, PortDevice, SessionPorts, SizedProgram};
 
 use super::cuda_session::{CudaSession, LastRun};
 use super::recording::{PortCopy, RecordingKey};
@@ -19,7 +19,7 @@ pub(super) struct ResolvedPorts {
     pub memory: Vec<Arc<DeviceBuffer>>,
 }
 
-impl PortBackend for CudaSession {
+impl PortDevice for CudaSession {
     type Memory = DeviceBuffer;
 
     fn ports(&mut self) -> &mut SessionPorts<DeviceBuffer> {
@@ -51,10 +51,10 @@ impl PortBackend for CudaSession {
     fn constant_address(&mut self, input: usize, bytes: usize) -> Result<Address, RunError> {
         let port = Port::Input(input);
         let address = self.ensure_session_memory(port, bytes)?;
-        if !self.ports.state(port).has_data {
+        if !self.ports.state(port).has_data() {
             let bound = self.ports.sized_program()?.program.clone();
             self.upload(address, bound.constant_data(input).unwrap_or_default())?;
-            self.ports.state_mut(port).has_data = true;
+            self.ports.state_mut(port).set_data();
         }
         Ok(address)
     }
@@ -117,7 +117,7 @@ impl CudaSession {
             if !is_alone {
                 return Ok(None);
             }
-            let Some(bound_memory) = self.ports.state(port).binding else { return Ok(None) };
+            let Some(bound_memory) = self.ports.state(port).binding() else { return Ok(None) };
             bases[index] = bound_memory.address;
         }
         let key = RecordingKey { bases: bases.into(), ..recording.key().clone() };
@@ -137,12 +137,12 @@ impl CudaSession {
         let mut bases: Vec<Address> = Vec::with_capacity(bound.inputs.len() + bound.outputs.len());
         let [mut before, mut after] = [Vec::new(), Vec::new()];
         for (i, input) in bound.inputs.iter().enumerate() {
-            let binding = self.ports.state(Port::Input(i)).binding;
+            let binding = self.ports.state(Port::Input(i)).binding();
             let memory = self.locate_port(Port::Input(i))?;
             self.ports.expect_data(i)?;
             let fixed = self.ports.fixed_offset(i).map(|offset| arena + offset as Address);
             if let (Some(to), Some(binding)) = (fixed, binding)
-                && self.ports.is_rewritable(i)
+                && self.ports.state(Port::Input(i)).is_rewritable()
             {
                 before.push(PortCopy { to, from: binding.address, bytes: input.bytes });
             }
@@ -151,7 +151,7 @@ impl CudaSession {
         for (k, output) in bound.outputs.iter().enumerate() {
             let memory = self.locate_port(Port::Output(k))?.range;
             let mutated =
-                output.mutates.and_then(|i| Some((i, self.ports.state(Port::Input(i)).binding?.address)));
+                output.mutates.and_then(|i| Some((i, self.ports.state(Port::Input(i)).binding()?.address)));
             match (output.input_in_place(), output.mutates) {
                 // The steps write this output into the input's memory.
                 (Some(i), _) => {
@@ -189,12 +189,14 @@ impl CudaSession {
         let bound = self.ports.sized_program()?.program.clone();
         for (i, input) in bound.inputs.iter().enumerate() {
             let port = Port::Input(i);
-            let Some(offset) = input.fixed.filter(|_| !self.ports.is_rewritable(i)) else { continue };
-            if self.ports.state(port).is_loaded {
+            let Some(offset) = input.fixed.filter(|_| !self.ports.state(port).is_rewritable()) else {
+                continue;
+            };
+            if self.ports.state(port).is_loaded() {
                 continue;
             }
             let destination = self.context()?.symmetric(offset);
-            match (self.ports.state(port).binding, bound.constant_data(i)) {
+            match (self.ports.state(port).binding(), bound.constant_data(i)) {
                 // The caller's memory is that place.
                 (Some(borrowed), _) if borrowed.address == destination => {}
                 (Some(borrowed), _) => {
@@ -211,7 +213,7 @@ impl CudaSession {
                 // The data was written there.
                 (None, None) => {}
             }
-            self.ports.state_mut(port).is_loaded = true;
+            self.ports.state_mut(port).set_loaded();
         }
         Ok(())
     }

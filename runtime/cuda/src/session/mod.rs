@@ -31,5 +31,5 @@ pub(crate) mod wait;
 
 pub use context::memory_budget;
 pub use cuda_session::CudaSession;
-pub use gpu::{ALIGN, BorrowedHandles, GpuConfig, ProgressReporting};
-pub use program_bench::{ProgramBench, measure_program};
+pub use gpu::{ALIGN, BorrowedHandles, GpuAssignment, GpuConfig, ProgressReporting};
+pub use program_bench::ProgramBench;

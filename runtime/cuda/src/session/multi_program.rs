@@ -7,10 +7,10 @@
 
 use symmc_check::CheckedPlan;
 use symmc_runtime::RunError;
+use symmc_runtime::error::session_ended_error;
 use symmc_runtime::exec::{CustomKernelRegistry, ExecConfig, Executor};
 use symmc_runtime::session::{
     Port, SessionLayout, SessionPorts, arenas_released_error, check_proposals, encode_proposal,
-    session_ended_error,
 };
 
 use super::context::ContextSizes;
@@ -99,8 +99,8 @@ impl CudaSession {
                 let Ok(bound) = ports.sized_program().map(|sized| sized.program.clone()) else { continue };
                 for (input, of_bound) in bound.inputs.iter().enumerate() {
                     let port = Port::Input(input);
-                    let is_kept = ports.state(port).has_data
-                        && ports.state(port).binding.is_none()
+                    let is_kept = ports.state(port).has_data()
+                        && ports.state(port).binding().is_none()
                         && bound.constant_data(input).is_none();
                     if let Some(offset) = ports.fixed_offset(input).filter(|_| is_kept && of_bound.bytes > 0)
                     {
@@ -129,7 +129,7 @@ impl CudaSession {
         let destination = self.context.as_ref().ok_or_else(arenas_released_error)?.symmetric(offset);
         self.upload(destination, &saved.data)?;
         if let Some(ports) = self.ports_of_program(saved.program) {
-            ports.state_mut(port).has_data = true;
+            ports.state_mut(port).set_data();
         }
         Ok(())
     }

@@ -9,13 +9,11 @@ use symmc_ir::SymbolBindings;
 use symmc_ir::interp::{SeedConfig, SeededInputs};
 use symmc_runtime::RunError;
 use symmc_runtime::job::{SessionRequest, trace};
-use symmc_runtime::session::{DeviceSession, Port, PortBackend, PortStorage};
+use symmc_runtime::session::{DeviceSession, Port, PortDevice, PortStorage};
 
 use super::cuda_session::CudaSession;
-use super::gpu::ProgressReporting;
 use super::recording::Recording;
 use super::wait;
-use crate::config::CudaConfig;
 use crate::device::driver::{Event, ExecutableGraph};
 use crate::device::launch::Address;
 
@@ -42,20 +40,17 @@ struct RecordedRuns {
 /// The number of generated floats before they repeat. It is prime, so that rows of matrices differ.
 const SAMPLE: usize = 262_139;
 
-/// Measures a plan on a rank that has joined the others. Returns the minimum, median and maximum of one run
-/// in microseconds. All ranks call this together. Fails if GPUs cannot run a step, there is no such GPU, a
-/// library or memory is missing, or a peer failed.
-pub fn measure_program(
-    request: &SessionRequest<'_>,
-    gpus: &CudaConfig,
-    bench: &ProgramBench,
-) -> Result<[f64; 3], RunError> {
-    let mut session = gpus.open(request, ProgressReporting::Disabled)?;
-    // A failure ends the session, so that peers are notified and leave.
-    session.measure(request, bench).map_err(|error| session.fail_session(error))
-}
-
 impl CudaSession {
+    /// Measures a plan as [`measure_program`](crate::bench::measure_program).
+    pub(crate) fn measure_program(
+        &mut self,
+        request: &SessionRequest<'_>,
+        bench: &ProgramBench,
+    ) -> Result<[f64; 3], RunError> {
+        // A failure ends the session, so that peers are notified and leave.
+        self.measure(request, bench).map_err(|error| self.fail_session(error))
+    }
+
     /// Ranks synchronize before each replay.
     fn measure(&mut self, request: &SessionRequest<'_>, bench: &ProgramBench) -> Result<[f64; 3], RunError> {
         let _context = self.enter_device()?;

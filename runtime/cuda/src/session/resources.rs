@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use symmc_runtime::RunError;
 
 use super::wait;
+use crate::arena::SymmetricArena;
 use crate::codegen::collective;
-use crate::device::arena::SymmetricArena;
 use crate::device::driver::{Device, DeviceBuffer, ExecutableGraph, PinnedBuffer};
 use crate::device::streams::LaneStreams;
 use crate::error::{CudaError, Result};

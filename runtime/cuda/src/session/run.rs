@@ -10,15 +10,15 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
-use symmc_control::{ControlSegment, LeaveMode, enter_rank_span};
+use symmc_control::{ControlSegment, JoinedRank, LeaveMode, enter_rank_span};
 use symmc_ir::{SymbolBindings, Tensor};
 use symmc_runtime::RunError;
+use symmc_runtime::error::session_ended_error;
 use symmc_runtime::exec::{CustomKernelRegistry, InputData, ResolvedProgram};
-use symmc_runtime::host::SessionRank;
 use symmc_runtime::session::{
-    DeviceMemory, DeviceName, DeviceRange, DeviceSession, MemoryUsage, Port, PortBackend, PortMemory,
+    DeviceMemory, DeviceName, DeviceRange, DeviceSession, MemoryUsage, Port, PortDevice, PortMemory,
     RawStream, RecordingCounts, SharedTensor, SizedProgram, TracedStep, arenas_released_error,
-    run_in_progress_error, session_ended_error,
+    run_in_progress_error,
 };
 use tracing::span::EnteredSpan;
 
@@ -210,7 +210,7 @@ impl CudaSession {
         tracing::debug!(target: "symmc::gpu", sizes = %key.sizes, "loading a program");
         let bound = self.ports.sized_program()?.program.clone();
         let limit = self.config.limit;
-        let ranks = self.session_rank.as_deref().map(SessionRank::comm).ok_or_else(session_ended_error)?;
+        let ranks = self.joined_rank.as_deref().map(JoinedRank::comm).ok_or_else(session_ended_error)?;
         let context = self.context.as_mut().ok_or_else(arenas_released_error)?;
         if choices.is_none() {
             ranks.all_gather(&[0])?;
@@ -298,7 +298,7 @@ impl CudaSession {
 
     /// Reports the progress of runs to peers. Fails if the session has ended.
     fn report_progress(&mut self) -> Result<(), RunError> {
-        let comm = self.session_rank.as_deref().map(SessionRank::comm).ok_or_else(session_ended_error)?;
+        let comm = self.joined_rank.as_deref().map(JoinedRank::comm).ok_or_else(session_ended_error)?;
         let word = self.context()?.progress().load(Ordering::Relaxed);
         // The supervisor of the ranks knows only the steps of the first plan.
         let is_named = self.arrangement.program_count() == 1;
@@ -362,7 +362,7 @@ impl CudaSession {
         let error = if error.is_consequence() { self.kernel_error().unwrap_or(error) } else { error };
         let _span = self.enter_span();
         tracing::warn!(target: "symmc::run", %error, runs = self.runs, "ending the session on all ranks");
-        let error = self.session_rank.as_ref().map_or(error.clone(), |joined| joined.fail_run(error));
+        let error = self.joined_rank.as_ref().map_or(error.clone(), |joined| joined.fail_run(error));
         self.failure.insert(error).clone()
     }
 
@@ -474,7 +474,7 @@ impl DeviceSession for CudaSession {
 
     unsafe fn bind_port(&mut self, port: Port, memory: Option<DeviceRange>) -> Result<(), RunError> {
         self.ports.expect_port(port)?;
-        let before = self.ports.state(port).binding;
+        let before = self.ports.state(port).binding();
         if before == memory {
             return Ok(());
         }
@@ -655,16 +655,14 @@ impl DeviceSession for CudaSession {
 
 #[cfg(test)]
 mod tests {
-    use symmc_control::SharedRunMemory;
-    use symmc_runtime::host::{CommConfig, HostCommunicator};
+    use symmc_control::{RankCommunicator, SharedRunMemory};
 
     use super::*;
 
     #[test]
     fn a_peer_that_closed_its_session_has_ended_only_the_runs_that_it_says() {
         let domain = SharedRunMemory::create(2, 1, 64, 0).expect("shared memory");
-        let comm =
-            HostCommunicator::new(domain, 0, CommConfig::new(2, Duration::from_secs(1))).expect("a rank");
+        let comm = RankCommunicator::new(domain, 0, Duration::from_secs(1));
         let control = comm.control();
         // A peer that aborts its session announces no number of runs.
         let aborted = RunError::Left { rank: 1, how: "aborted its session: enough".into() };

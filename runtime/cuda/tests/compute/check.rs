@@ -12,7 +12,7 @@ use symmc_cuda::codegen::command::GpuCommand;
 use symmc_cuda::codegen::compile::{KernelSource, compile};
 use symmc_cuda::codegen::compute::gemm::GemmPlanner;
 use symmc_cuda::codegen::compute::{
-    AttentionBackend, BoundOperation, DeviceAssertions, GEMM_WORKSPACE, InputUse, KernelLowering,
+    AlgorithmSelection, BoundOperation, DeviceAssertions, GEMM_WORKSPACE, InputUse, KernelLowering,
     KernelTarget, STATUS_BYTES, lower, workspace,
 };
 use symmc_cuda::device::driver::{Device, DeviceBuffer, Module, PinnedBuffer, Stream};
@@ -204,7 +204,8 @@ pub fn run(device: &Arc<Device>, cases: &[OpCase]) -> Result<(Vec<CaseFailure>, 
     let status = PinnedBuffer::new(device, STATUS_BYTES)?;
     // cuDNN computes the attentions that it supports.
     let library = cudnn::AttentionPlanner::new(device).ok();
-    let attention = if library.is_some() { AttentionBackend::Measured } else { AttentionBackend::Kernels };
+    let attention =
+        if library.is_some() { AlgorithmSelection::Measured } else { AlgorithmSelection::Heuristic };
     let machine = KernelTarget { attention, ..KernelTarget::from_device(device) };
     let room = workspace_bytes(cases, &machine).next_multiple_of(256);
     let scratch = DeviceBuffer::new(device, "the workspace", room)?;

@@ -3,7 +3,7 @@
 
 use symmc_cases::{KernelLibrary, OpCase, corpus, special};
 use symmc_cuda::codegen::command::GpuCommand;
-use symmc_cuda::codegen::compute::{AttentionBackend, InputUse, KernelTarget};
+use symmc_cuda::codegen::compute::{AlgorithmSelection, InputUse, KernelTarget};
 use symmc_cuda::device::launch::{KernelLaunch, PortBases};
 use symmc_ir::Op;
 
@@ -133,11 +133,11 @@ const MACHINE: KernelTarget = KernelTarget {
     shared: 225 << 10,
     wgmma: true,
     inputs: InputUse::Read,
-    attention: AttentionBackend::Kernels,
+    attention: AlgorithmSelection::Heuristic,
 };
 
 /// Runs cases as emulated kernels; `None` without a compiler.
-pub(crate) fn run(what: &str, cases: &[OpCase], attention: AttentionBackend) -> Option<RunOutcome> {
+pub(crate) fn run(what: &str, cases: &[OpCase], attention: AlgorithmSelection) -> Option<RunOutcome> {
     run_on(what, cases, KernelTarget { attention, ..MACHINE })
 }
 
@@ -203,7 +203,7 @@ fn run_on(what: &str, cases: &[OpCase], machine: KernelTarget) -> Option<RunOutc
 #[test]
 fn kernels_give_what_the_interpreter_gives() {
     let cases = sample();
-    let Some(ran) = run("corpus", &cases, AttentionBackend::Kernels) else { return };
+    let Some(ran) = run("corpus", &cases, AlgorithmSelection::Heuristic) else { return };
     assert!(ran.wrong.is_empty(), "{}", ran.wrong.join("\n"));
     assert!(ran.all > cases.len() / 2, "{} of {} cases", ran.all, cases.len());
 }
@@ -274,7 +274,7 @@ fn kernels_give_what_the_interpreter_gives_at_the_edges() {
     let cases = edges();
     let (mut all, mut failed) = (0, Vec::new());
     for (part, cases) in cases.chunks(400).enumerate() {
-        let Some(ran) = run(&format!("edges-{part}"), cases, AttentionBackend::Kernels) else { return };
+        let Some(ran) = run(&format!("edges-{part}"), cases, AlgorithmSelection::Heuristic) else { return };
         all += ran.all;
         failed.extend(ran.wrong);
     }

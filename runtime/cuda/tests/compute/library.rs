@@ -4,7 +4,7 @@
 //! which some row sees some column, it multiplies hidden values by 0; a row that sees nothing is 0 / 0.
 
 use symmc_cases::{OpCase, corpus};
-use symmc_cuda::codegen::compute::AttentionBackend;
+use symmc_cuda::codegen::compute::AlgorithmSelection;
 use symmc_cuda::cudnn;
 use symmc_ir::tensor::{read_f64, write_f64};
 use symmc_ir::{DType, Op, Tensor};
@@ -221,7 +221,7 @@ fn cudnn_attention_agrees_with_the_interpreter() {
     let cases = sample();
     let bools = |c: &&OpCase| c.operands.get(3).is_some_and(|m| m.tensor.dtype() == DType::Bool);
     assert!(cases.iter().filter(bools).count() > 4);
-    let Some(ran) = run("library", &cases, AttentionBackend::Measured) else { return };
+    let Some(ran) = run("library", &cases, AlgorithmSelection::Measured) else { return };
     assert!(ran.wrong.is_empty(), "{} of {}\n{}", ran.wrong.len(), ran.all, ran.wrong.join("\n"));
     assert!(ran.by_library > 20, "{} of {}", ran.by_library, ran.all);
     let gradients = cases.iter().filter(|c| c.name.contains("gradient")).count();

@@ -21,7 +21,7 @@ use symmc_cuda::codegen::command::GpuCommand;
 use symmc_cuda::codegen::compile::compile;
 use symmc_cuda::codegen::compute::loops::lower;
 use symmc_cuda::codegen::compute::{
-    AttentionBackend, BoundOperation, InputUse, KernelLowering, KernelTarget,
+    AlgorithmSelection, BoundOperation, InputUse, KernelLowering, KernelTarget,
 };
 use symmc_cuda::device::launch::DevicePtr;
 use symmc_ir::{BinaryOp, DType, Op, Scalar, UnaryOp};
@@ -39,7 +39,7 @@ fn machine(workspace_bytes: usize, shared: usize) -> KernelTarget {
         shared,
         wgmma: true,
         inputs: InputUse::Read,
-        attention: AttentionBackend::Kernels,
+        attention: AlgorithmSelection::Heuristic,
     }
 }
 

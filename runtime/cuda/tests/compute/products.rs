@@ -5,7 +5,7 @@ use symmc_cuda::codegen::command::GpuCommand;
 use symmc_cuda::codegen::compile::{KernelSource, compile};
 use symmc_cuda::codegen::compute::products::lower;
 use symmc_cuda::codegen::compute::{
-    self, AttentionBackend, BoundOperation, GEMM_WORKSPACE, InputUse, KernelLowering, KernelTarget,
+    self, AlgorithmSelection, BoundOperation, GEMM_WORKSPACE, InputUse, KernelLowering, KernelTarget,
     STATUS_BYTES,
 };
 use symmc_cuda::device::launch::{DevicePtr, KernelLaunch};
@@ -176,7 +176,7 @@ impl RandomMemory {
             shared: 225 << 10,
             wgmma: false,
             inputs: InputUse::Read,
-            attention: AttentionBackend::Kernels,
+            attention: AlgorithmSelection::Heuristic,
         };
         RandomMemory { memory, machine }
     }

@@ -76,9 +76,9 @@
 //! Later kernels then pass without long waits, and leave meaningless data in memory.
 //!
 //! [`lower_norm`] is the all-reduce by `ll` with the steps that often follow it in a model.
-//! [`lower_addition`] is the two-shot of large tensors with a residual. `fused_tail` derives both from a
-//! dispatch. `rows` makes an all-gather that interleaves the rows of all ranks. [`lower_several`] makes one
-//! kernel for several collectives.
+//! [`lower_addition`] is the two-shot of large tensors with a residual. [`lower_gather_of_rows`] is an
+//! all-gather that interleaves the rows of all ranks. Callers derive them from dispatches. [`lower_several`]
+//! makes one kernel for several collectives.
 //!
 //! Before the first run, the control region, the landing zones and the private words are zero on all ranks.
 
@@ -86,7 +86,6 @@ mod barrier;
 mod blocks;
 mod call;
 mod control;
-pub(crate) mod fused_tail;
 mod kernel_call;
 mod ll;
 mod multi_collective;
@@ -94,7 +93,6 @@ mod norm;
 mod params;
 mod peers;
 mod row_exchange;
-pub(crate) mod rows;
 mod splits;
 #[cfg(test)]
 mod tests;
@@ -114,8 +112,9 @@ pub use self::control::{
 pub use self::multi_collective::lower_several;
 pub use self::norm::{AllReduceNorm, lower_norm};
 pub use self::params::Addition;
-pub use self::peers::{CollectivePointers, PeerContext, SplitPointers, unread};
+pub use self::peers::{PeerContext, unread};
 pub use self::two_shot::lower_addition;
+use crate::codegen::addresses::CollectivePointers;
 use crate::codegen::command::GpuCommand;
 use crate::codegen::compile::KernelSource;
 use crate::error::{CudaError, Result};
@@ -178,6 +177,26 @@ pub fn lower(
             let text = format!("{} as {variant}: GPUs have no kernel for it", kind.name());
             return Err(CudaError::Unsupported(text));
         }
+    };
+    Ok(Some(vec![GpuCommand::Kernel(kernel.launch(peers, source))]))
+}
+
+/// The launch of an all-gather whose result has the rows of all ranks interleaved: row `r` of every rank, then
+/// row `r + 1`. `None` if its variant has no such kernel.
+pub fn lower_gather_of_rows(
+    step: usize,
+    call: &ResolvedCollective,
+    ends: &CollectivePointers,
+    row_bytes: usize,
+    peers: &PeerContext,
+    source: &mut KernelSource,
+) -> Result<Option<Vec<GpuCommand>>> {
+    let running = RankCollective::new(step, call, [ends.operand, ends.result], peers)?;
+    let exit = call.exit.unwrap_or(ExitBarrier::Kept);
+    let kernel = match call.variant {
+        CollectiveVariant::Pull => barrier::pull_rows(&running, row_bytes, exit)?,
+        CollectiveVariant::Ll if row_bytes.is_multiple_of(8) => ll::gather_rows(&running, row_bytes)?,
+        _ => return Ok(None),
     };
     Ok(Some(vec![GpuCommand::Kernel(kernel.launch(peers, source))]))
 }

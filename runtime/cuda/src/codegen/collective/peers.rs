@@ -1,12 +1,11 @@
-//! The run's context for a rank's kernels, and the addresses of a collective on this rank.
+//! The run's context for a rank's kernels.
 
 use symmc_ir::collective::ProtocolThresholds;
-use symmc_runtime::call::RowTables;
 
 use super::blocks::VariantGrids;
 use super::control::{self, ControlRegion};
 use crate::device::driver::LinkAtomicity;
-use crate::device::launch::{Address, DevicePtr};
+use crate::device::launch::Address;
 
 /// The run's context for a rank's kernels.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -37,30 +36,7 @@ pub struct PeerContext {
     pub links: LinkAtomicity,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CollectivePointers {
-    pub operand: DevicePtr,
-    pub result: DevicePtr,
-    pub sizes: Option<SplitPointers>,
-    /// The tables of an exchange of rows.
-    pub rows: Option<RowTables<DevicePtr>>,
-}
-
-impl CollectivePointers {
-    /// The pointers of a collective without sizes on the device or tables of rows.
-    pub fn new(operand: DevicePtr, result: DevicePtr) -> CollectivePointers {
-        CollectivePointers { operand, result, sizes: None, rows: None }
-    }
-}
-
 /// A word of this rank's own memory that is never read.
 pub fn unread(peers: &PeerContext) -> Address {
     peers.local + control::UNREAD_WORD_OFFSET as Address
-}
-
-/// The addresses of the sizes on a rank: the sent and the received row counts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct SplitPointers {
-    pub sent: DevicePtr,
-    pub received: DevicePtr,
 }

@@ -7,7 +7,7 @@
 use super::call::RankCollective;
 use super::kernel_call::KernelCall;
 use super::params::SplitsParams;
-use super::peers::SplitPointers;
+use crate::codegen::addresses::SplitPointers;
 use crate::device::launch::KernelParam;
 use crate::error::Result;
 use symmc_ir::collective::CollectiveVariant;

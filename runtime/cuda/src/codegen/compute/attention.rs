@@ -19,7 +19,7 @@ use symmc_runtime::exec::LocatedTensor;
 use super::bounds::{self, BoundPosition};
 use super::library_attention::{self, AttentionCandidates, AttentionForm, PlacedMask};
 use super::lowering::{KernelLowering, mismatch_error};
-use super::machine::{AttentionBackend, KernelTarget};
+use super::machine::{AlgorithmSelection, KernelTarget};
 use super::mask_bias;
 use super::space::{HeadRows, broadcast};
 use super::text::{self, float_literal, offset_function, stored_type};
@@ -243,7 +243,7 @@ pub(super) fn workspace(
         partial_bytes(&x, &split(&x, algorithm, machine.multiprocessors as usize), o.q.dtype)
     });
     let partials = partials.into_iter().max().unwrap_or(0);
-    if machine.attention == AttentionBackend::Kernels || o.q.dtype.size() != 2 {
+    if machine.attention == AlgorithmSelection::Heuristic || o.q.dtype.size() != 2 {
         return partials;
     }
     let numbers = if mask_bias::needs_bias(&o, scores.bounds) {
@@ -341,7 +341,7 @@ pub(super) fn lower(
         algorithm => algorithm,
     };
     let kernels_only = a.kernels(algorithm, RecomputeRows::All, l)?;
-    if l.machine.attention == AttentionBackend::Measured
+    if l.machine.attention == AlgorithmSelection::Measured
         && !scores.sink
         && let Some(candidates) = a.candidates(scores, &limits, &o, result, sums, &kernels_only, l)?
     {

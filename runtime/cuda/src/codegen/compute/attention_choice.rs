@@ -241,7 +241,7 @@ fn measure(
 mod tests {
     use symmc_ir::DType;
 
-    use super::super::gemm_search::AlgorithmSelection;
+    use super::super::machine::AlgorithmSelection;
     use super::*;
     use crate::cudnn::{AttentionTensor, CudnnAttention, VisibleBand};
     use crate::device::launch::PortBases;

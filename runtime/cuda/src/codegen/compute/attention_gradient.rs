@@ -18,7 +18,7 @@ use super::bounds;
 use super::library_attention::{self, AttentionCandidates, AttentionForm, AttentionTensors};
 use super::loops::lower_elements;
 use super::lowering::{KernelLowering, mismatch_error};
-use super::machine::{AttentionBackend, KernelTarget};
+use super::machine::{AlgorithmSelection, KernelTarget};
 use super::mask_bias;
 use super::space::HeadRows;
 use super::text::{self, offset_function};
@@ -54,7 +54,7 @@ pub(super) fn workspace(
     let Some((forward, o)) = split_operands(scores, operands) else { return 0 };
     let Ok(x) = extents(&o, forward.result) else { return 0 };
     let means = row_means_bytes(&x, accumulator_bytes(o.q.dtype));
-    if machine.attention == AttentionBackend::Kernels || o.q.dtype.size() != 2 {
+    if machine.attention == AlgorithmSelection::Heuristic || o.q.dtype.size() != 2 {
         return means;
     }
     let rank = o.k.shape.len();
@@ -93,7 +93,7 @@ pub(super) fn lower(
         return Err(mismatch_error("the gradient of attention", "queries that have elements", x.e));
     }
     let kernels = gradient_kernels(scores, &x, &forward, &o, results, l)?;
-    if l.machine.attention == AttentionBackend::Measured
+    if l.machine.attention == AlgorithmSelection::Measured
         && let Some(candidates) = candidates(scores, &x, &forward, &o, results, &kernels, l)
     {
         return Ok(vec![GpuCommand::Attention(Box::new(candidates))]);

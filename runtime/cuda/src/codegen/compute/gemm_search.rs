@@ -13,26 +13,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indexmap::IndexMap;
-use serde::{Deserialize, Serialize};
 
 use super::gemm::{Gemm, GemmAlgorithm, GemmPlanner, PreparedGemm};
-use super::machine::KernelTarget;
+use super::machine::{AlgorithmSelection, KernelTarget};
 use crate::device::cache::{FileCache, entry_name};
 use crate::device::driver::{Device, Event, Stream, cuda_version};
 use crate::device::launch::{Address, DevicePtr, PortBases};
 use crate::error::Result;
 use crate::exchange::{RankExchange, value_of_rank_0};
-
-/// How algorithms of matrix products and implementations of attention are chosen.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AlgorithmSelection {
-    /// The fastest of several, by measurement; cached on disk.
-    #[default]
-    Measured,
-    /// The first one of the library's heuristic; attention by generated kernels.
-    Heuristic,
-}
 
 /// The number of algorithms that are timed for a product.
 const MAX_CANDIDATES: usize = 8;

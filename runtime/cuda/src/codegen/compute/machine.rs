@@ -1,5 +1,7 @@
 //! The target of compute steps.
 
+use serde::{Deserialize, Serialize};
+
 use crate::codegen::compile;
 use crate::device::driver::{self, Device};
 use crate::device::launch::Address;
@@ -31,7 +33,7 @@ pub struct KernelTarget {
     pub wgmma: bool,
     /// Whether steps write to the memory of inputs.
     pub inputs: InputUse,
-    pub attention: AttentionBackend,
+    pub attention: AlgorithmSelection,
 }
 
 impl KernelTarget {
@@ -45,7 +47,7 @@ impl KernelTarget {
         shared: 225 << 10,
         wgmma: true,
         inputs: InputUse::Written,
-        attention: AttentionBackend::Kernels,
+        attention: AlgorithmSelection::Heuristic,
     };
 
     pub fn from_device(device: &Device) -> KernelTarget {
@@ -60,16 +62,20 @@ impl KernelTarget {
                 && driver::cuda_version().is_ok_and(|v| v[0] >= 12)
                 && compile::version().is_ok_and(|v| v >= compile::MIN_NVRTC_FOR_SM90A),
             inputs: InputUse::Written,
-            attention: AttentionBackend::Kernels,
+            attention: AlgorithmSelection::Heuristic,
         }
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum AttentionBackend {
-    Kernels,
-    /// Generated kernels or cuDNN; the choice is made when a program is loaded.
+/// How algorithms of matrix products and implementations of attention are chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AlgorithmSelection {
+    /// The fastest of several, by measurement; cached on disk. Attention runs in generated kernels or cuDNN.
+    #[default]
     Measured,
+    /// The first one of the library's heuristic; attention by generated kernels.
+    Heuristic,
 }
 
 /// How the steps of a program use the memory of its inputs.

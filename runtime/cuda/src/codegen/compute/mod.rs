@@ -21,6 +21,7 @@ pub(crate) mod attention_choice;
 mod attention_gradient;
 pub mod batch;
 mod bounds;
+pub mod command;
 pub mod gemm;
 pub mod gemm_search;
 mod grouped;
@@ -51,7 +52,7 @@ use symmc_runtime::exec::LocatedTensor;
 pub use self::assertions::{AssertedFault, DeviceAssertion, DeviceAssertions, IndexedAxis};
 pub use self::lowering::{BoundOperation, KernelLowering};
 use self::lowering::{arity, mismatch_error, no_kernel};
-pub use self::machine::{AttentionBackend, GEMM_WORKSPACE, InputUse, KernelTarget, STATUS_BYTES};
+pub use self::machine::{AlgorithmSelection, GEMM_WORKSPACE, InputUse, KernelTarget, STATUS_BYTES};
 use crate::codegen::command::Commands;
 
 /// Lowers a step. Fails if the op has no kernel, or its operands do not fit it.

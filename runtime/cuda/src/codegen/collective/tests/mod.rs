@@ -22,6 +22,7 @@ use super::blocks::LlProtocol;
 use super::kernel_call::DEVICE_SOURCE;
 use super::params::LandingParams;
 use super::*;
+use crate::codegen::addresses::SplitPointers;
 use crate::codegen::compile::compile;
 use crate::device::driver::LinkAtomicity;
 use crate::device::launch::{Address, DevicePtr, KernelLaunch, KernelParam};

@@ -8,27 +8,23 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use symmc_control::{ANNOUNCED, WaitFailure};
-
-use super::comm::HostCommunicator;
+use crate::communicator::RankCommunicator;
+use crate::control::ANNOUNCED;
 use crate::error::{Result, RunError};
+use crate::wait::WaitFailure;
 
-impl HostCommunicator {
+impl RankCommunicator {
     /// Announces that this rank begins `run` with the sizes of `digest`. `sizes` describes them as text, for
     /// the error. Fails if a peer begins the run with other sizes, is too many runs late, or failed. Each
     /// failure ends the run on all ranks.
     pub fn announce_run(&self, run: u64, digest: u32, sizes: &dyn Fn() -> String) -> Result<()> {
         let agreed = self.expect_open(run).and_then(|()| self.await_near_peers(run));
         let agreed = agreed.and_then(|()| self.compare_announcements(run, digest, sizes));
-        agreed.inspect_err(|error| {
-            if !error.is_consequence() {
-                self.abort(error);
-            }
-        })
+        agreed.inspect_err(|error| self.abort(error))
     }
 
     /// Refuses a run after which a peer does not run any more, because it closed its session.
-    pub(super) fn expect_open(&self, run: u64) -> Result<()> {
+    pub(crate) fn expect_open(&self, run: u64) -> Result<()> {
         for rank in 0..self.ranks() {
             if let Some(runs) = self.control().runs_before_close(rank).filter(|runs| *runs <= run) {
                 return Err(RunError::session_closed(rank, runs));
@@ -88,14 +84,12 @@ fn run_word(run: u64) -> u32 {
 mod tests {
     use std::time::Duration;
 
-    use super::super::comm::CommConfig;
     use super::*;
-    use symmc_control::SharedRunMemory;
+    use crate::domain::SharedRunMemory;
 
-    fn ranks(limit_ms: u64) -> [HostCommunicator; 2] {
+    fn ranks(limit_ms: u64) -> [RankCommunicator; 2] {
         let domain = SharedRunMemory::create(2, 1, 64, 0).expect("shared memory");
-        let config = CommConfig::new(2, Duration::from_millis(limit_ms));
-        [0, 1].map(|rank| HostCommunicator::new(domain.clone(), rank, config).expect("a rank"))
+        [0, 1].map(|rank| RankCommunicator::new(domain.clone(), rank, Duration::from_millis(limit_ms)))
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use crate::message::is_escaped;
 
 /// Whether a value or a group can be written without quotes.
-pub(super) fn is_bare(name: &str) -> bool {
+pub(crate) fn is_bare(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_' || c == b'.')
 }
 

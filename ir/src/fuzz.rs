@@ -1,8 +1,8 @@
 //! The properties of reading arbitrary bytes, shared by the fuzz target and the tests.
 
-use super::{parse, parse_dim, print};
 use crate::layout;
 use crate::symbol::Symbol;
+use crate::text::{parse, parse_dim, print};
 use crate::verify::verify;
 
 /// Panics if reading these bytes violates a guarantee of the text form. A text that can be read prints as a

@@ -15,8 +15,8 @@ use symmc_ir::collective::{CollectiveKind as Kind, CollectiveVariant};
 use symmc_ir::{BinaryOp, Op};
 use symmc_runtime::exec::{LocatedTensor, MemorySpace, ResolvedCollective, ResolvedMember, StepWork};
 
-use super::{Addition, AllReduceNorm, PeerContext, lower_addition, lower_norm};
 use crate::codegen::addresses::AddressMap;
+use crate::codegen::collective::{self, Addition, AllReduceNorm, PeerContext, lower_addition, lower_norm};
 use crate::codegen::command::GpuCommand;
 use crate::codegen::compile::KernelSource;
 use crate::codegen::compute::space::is_contiguous;
@@ -74,7 +74,7 @@ pub fn lower(
         // This form loads from its peers.
         None if call.variant == CollectiveVariant::TwoShot && call.result.space != MemorySpace::Inner => {
             let Some(commands) =
-                super::lower(step, call, &addresses.collective_pointers(call), peers, &mut l.source)?
+                collective::lower(step, call, &addresses.collective_pointers(call), peers, &mut l.source)?
             else {
                 return Ok(None);
             };

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use symmc_support::random::SplitMix;
 
 #[derive(Clone, Copy, Debug)]
-pub struct Chaos {
+pub(crate) struct Chaos {
     seed: u64,
 }
 

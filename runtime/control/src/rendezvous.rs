@@ -4,15 +4,15 @@
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
-use symmc_control::{GroupCounter, WaitFailure, culprit, has_reached};
-
-use super::comm::{GroupState, HostCommunicator};
-use crate::call::PeerMemory;
+use crate::communicator::{GroupState, RankCommunicator};
+use crate::control::{GroupCounter, has_reached};
+use crate::culprit;
 use crate::error::{DataFault, Result, RunError};
+use crate::wait::WaitFailure;
 
 /// The step in which a rank synchronises with its peers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RendezvousStep<'a> {
+pub struct RendezvousStep<'a> {
     pub step: usize,
     pub node: &'a str,
     pub op: &'a str,
@@ -20,8 +20,8 @@ pub(super) struct RendezvousStep<'a> {
     pub group: usize,
 }
 
-pub(super) struct StepRendezvous<'a> {
-    pub comm: &'a HostCommunicator,
+pub struct StepRendezvous<'a> {
+    pub comm: &'a RankCommunicator,
     pub info: RendezvousStep<'a>,
     pub group: &'a GroupState,
     /// This rank's number in its cell.
@@ -34,7 +34,7 @@ pub(super) struct StepRendezvous<'a> {
 impl<'a> StepRendezvous<'a> {
     /// The rank of `comm` at this step. Fails if the cell does not contain this rank, or the run has no such
     /// group.
-    pub fn new(comm: &'a HostCommunicator, info: RendezvousStep<'a>) -> Result<Self> {
+    pub fn new(comm: &'a RankCommunicator, info: RendezvousStep<'a>) -> Result<Self> {
         let me = info.cell.iter().position(|&r| r == comm.rank);
         let (Some(me), Some(group)) = (me, comm.groups.get(info.group)) else {
             let actual = format!("cell {:?} of group {} on rank {}", info.cell, info.group, comm.rank);
@@ -61,8 +61,7 @@ impl<'a> StepRendezvous<'a> {
     /// A barrier: returns when every peer has arrived at it.
     pub fn await_barrier(&self) -> Result<()> {
         self.delay_peer_access();
-        let target = self.group.meets.load(Ordering::Relaxed).wrapping_add(1);
-        self.group.meets.store(target, Ordering::Relaxed);
+        let target = self.own_counter(GroupCounter::Meet).wrapping_add(1);
         self.advance_counter(GroupCounter::Meet, target);
         self.await_peers(GroupCounter::Meet, target)?;
         self.delay_peer_access();
@@ -75,6 +74,11 @@ impl<'a> StepRendezvous<'a> {
         let me = self.me;
         let n = self.n;
         (1..n).map(move |i| if me + i < n { me + i } else { me + i - n })
+    }
+
+    /// The value of a counter of this rank, which only this rank sets.
+    pub(crate) fn own_counter(&self, counter: GroupCounter) -> u32 {
+        self.comm.domain.control.counter(self.info.group, self.comm.rank, counter).load(Ordering::Relaxed)
     }
 
     /// Sets a counter of this rank and wakes peers that sleep.
@@ -168,17 +172,7 @@ impl<'a> StepRendezvous<'a> {
     }
 }
 
-impl PeerMemory for StepRendezvous<'_> {
-    fn peer_address(&self, number: usize, offset: usize, bytes: usize) -> Result<*mut u8> {
-        self.arena_address(number, offset, bytes)
-    }
-
-    fn on_peer_access(&self) {
-        StepRendezvous::delay_peer_access(self);
-    }
-}
-
 #[cold]
-fn step_error(comm: &HostCommunicator, info: &RendezvousStep<'_>, detail: String) -> RunError {
+fn step_error(comm: &RankCommunicator, info: &RendezvousStep<'_>, detail: String) -> RunError {
     RunError::Step { rank: comm.rank, step: info.step, node: info.node.into(), op: info.op.into(), detail }
 }

@@ -15,17 +15,18 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
-use symmc_control::{
-    Group, JoinRequest, JoinedRank, LeaveMode, LocateStep, PlanSubject, ProgressRecording, RankProgress,
-    RunKind, SharedRunMemory, SleepState, SpinConfig, StepName, WaitFailure, YieldMode,
-};
 use symmc_support::shorten_middle;
 
-use super::comm::CommConfig;
-use super::rendezvous::{RendezvousStep, StepRendezvous};
-use super::session_rank::SessionRank;
-use crate::error::{Result, RunError};
-use crate::session::session_ended_error;
+use crate::control::RankProgress;
+use crate::coordinator::{PlanSubject, RunKind};
+use crate::domain::SharedRunMemory;
+use crate::error::{Result, RunError, session_ended_error};
+use crate::group::Group;
+use crate::join::JoinRequest;
+use crate::joined_rank::{JoinedRank, LeaveMode, ProgressRecording};
+use crate::rendezvous::{RendezvousStep, StepRendezvous};
+use crate::steps::{LocateStep, StepName};
+use crate::wait::{SleepState, SpinConfig, WaitFailure, YieldMode};
 
 /// Two cache lines: processors fetch them in pairs.
 const PADDING_BYTES: usize = 128;
@@ -47,7 +48,7 @@ const AGREEMENT_NODE: &str = "call";
 #[derive(Debug)]
 pub struct Board {
     /// `None` while the board is dropped.
-    rank: Option<SessionRank>,
+    rank: Option<JoinedRank>,
     /// The error that ended the board on all ranks.
     failure: Option<RunError>,
     words: usize,
@@ -72,13 +73,11 @@ impl Board {
             arena: notice_offset(words) + 2 * NOTICE_BYTES,
             run_kind: RunKind::Session,
             locate_step: LocateStep::new(name_round),
-            first: 0,
             limit,
         };
         let close_timeout = if group.is_within_process() { Duration::ZERO } else { limit };
-        let joined = JoinedRank::join(&place, &request)?.with_close_timeout(close_timeout);
-        let config = CommConfig { spin: spin_config(group.ranks()), ..CommConfig::new(group.ranks(), limit) };
-        let rank = SessionRank::new(joined, config)?;
+        let rank = JoinedRank::join(&place, &request)?.with_close_timeout(close_timeout);
+        let rank = rank.with_spin(spin_config(group.ranks()));
         rank.start().map_err(|error| rank.fail_run(error))?;
         Ok(Board { rank: Some(rank), failure: None, words, round: 0, wait: None, found: Vec::new() })
     }
@@ -268,7 +267,7 @@ fn slot_bytes(words: usize) -> usize {
 }
 
 /// The slot of a rank in a round: the number of the round, then the words.
-fn slot_words(of: &SessionRank, rank: u32, round: u64, words: usize) -> &[AtomicU64] {
+fn slot_words(of: &JoinedRank, rank: u32, round: u64, words: usize) -> &[AtomicU64] {
     let arena = &of.comm().domain.arenas[rank as usize];
     let at = (round % 2) as usize * slot_bytes(words);
     debug_assert!(at + slot_bytes(words) <= arena.len());
@@ -278,7 +277,7 @@ fn slot_words(of: &SessionRank, rank: u32, round: u64, words: usize) -> &[Atomic
 }
 
 /// Stores the words of this rank and wakes peers that sleep.
-fn publish(rank: &SessionRank, round: u64, words: &[u64]) -> Result<()> {
+fn publish(rank: &JoinedRank, round: u64, words: &[u64]) -> Result<()> {
     rank.expect_running()?;
     let comm = rank.comm();
     // Rounds count from 1, and runs from 0.
@@ -292,13 +291,13 @@ fn publish(rank: &SessionRank, round: u64, words: &[u64]) -> Result<()> {
     Ok(())
 }
 
-fn has_published(rank: &SessionRank, peer: u32, round: u64, words: usize) -> bool {
+fn has_published(rank: &JoinedRank, peer: u32, round: u64, words: usize) -> bool {
     slot_words(rank, peer, round, words)[0].load(Ordering::Acquire) == round
 }
 
 /// Whether all peers have published their words of a round within this part of the wait.
 fn await_peers(
-    rank: &SessionRank,
+    rank: &JoinedRank,
     round: u64,
     words: usize,
     wait: &mut SleepState,
@@ -308,7 +307,7 @@ fn await_peers(
     rank.comm().waiter.wait_for(wait, part, ready)
 }
 
-fn wait_error(rank: &SessionRank, round: u64, words: usize, ended: WaitFailure) -> RunError {
+fn wait_error(rank: &JoinedRank, round: u64, words: usize, ended: WaitFailure) -> RunError {
     let cell: Vec<u32> = (0..rank.comm().ranks()).collect();
     let info = RendezvousStep { step: 0, node: AGREEMENT_NODE, op: AGREEMENT_OP, cell: &cell, group: 0 };
     match StepRendezvous::new(rank.comm(), info) {

@@ -6,13 +6,11 @@
 
 use smallvec::SmallVec;
 use symmc_ir::Op;
-use symmc_ir::collective::{CollectiveKind as Kind, CollectiveVariant};
-use symmc_plan::ExitBarrier;
+use symmc_ir::collective::CollectiveKind as Kind;
 use symmc_runtime::exec::{LocatedTensor, ResolvedCollective, ResolvedMember, StepWork};
 
-use super::call::RankCollective;
-use super::peers::CollectivePointers;
-use super::{barrier, ll};
+use crate::codegen::addresses::CollectivePointers;
+use crate::codegen::collective::{self, lower_gather_of_rows};
 use crate::codegen::command::GpuCommand;
 use crate::codegen::compute::KernelLowering;
 use crate::codegen::lowering_context::LoweringContext;
@@ -40,16 +38,9 @@ pub fn lower(
     let Some(row) = gathered_row_elements(call, view) else { return Ok(None) };
     let ends = CollectivePointers::new(addresses.region(&call.operand), addresses.address_of(result));
     if row == call.elements || call.cell.len() == 1 {
-        return super::lower(step, call, &ends, peers, &mut l.source);
+        return collective::lower(step, call, &ends, peers, &mut l.source);
     }
-    let running = RankCollective::new(step, call, [ends.operand, ends.result], peers)?;
-    let row = row * call.dtype.size();
-    let prepared = match call.variant {
-        CollectiveVariant::Pull => barrier::pull_rows(&running, row, call.exit.unwrap_or(ExitBarrier::Kept))?,
-        CollectiveVariant::Ll if row.is_multiple_of(8) => ll::gather_rows(&running, row)?,
-        _ => return Ok(None),
-    };
-    Ok(Some(vec![GpuCommand::Kernel(prepared.launch(peers, &mut l.source))]))
+    lower_gather_of_rows(step, call, &ends, row * call.dtype.size(), peers, &mut l.source)
 }
 
 /// The elements of a row, if the view has all elements of an all-gather's result, with the rows of all ranks
