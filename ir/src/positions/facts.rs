@@ -440,10 +440,14 @@ impl<'a> FormRule<'a> {
         let number = match op {
             BinaryOp::Add => a.add_signed(1, b)?,
             BinaryOp::Sub => a.add_signed(-1, b)?,
-            BinaryOp::Mul => match (a.linear()?, b.linear()?) {
-                (x, factor) if let Some(factor) = factor.as_number() => IndexExpr::Linear(x.times(factor)?),
-                (factor, x) => IndexExpr::Linear(x.times(factor.as_number()?)?),
-            },
+            BinaryOp::Mul => {
+                let x = a.linear()?;
+                let y = b.linear()?;
+                IndexExpr::Linear(match y.as_number() {
+                    Some(factor) => x.times(factor)?,
+                    None => y.times(x.as_number()?)?,
+                })
+            }
             BinaryOp::Max => IndexExpr::Max(both()?),
             BinaryOp::Min => IndexExpr::Min(both()?),
             BinaryOp::FloorDiv => {

@@ -27,10 +27,7 @@ impl PositionFacts<'_> {
         self.cached_range(value, || {
             let ValueDef::Node(node, result) = self.graph.values[value].def else { return None };
             let node = &self.graph.nodes[node];
-            let range = match node.op {
-                Op::Select => self.range_of_selection(value, &node.inputs),
-                _ => self.range_of_result(&node.op, &node.inputs, result),
-            }?;
+            let range = self.range_of_result(value, &node.op, &node.inputs, result)?;
             // Arithmetic that may wrap shows nothing.
             range.fits_type(ty.dtype, &self.graph.symbols).then_some(range)
         })
@@ -48,8 +45,14 @@ impl PositionFacts<'_> {
         bounds.map(|[least, greatest]| IntegerRange::new(least, greatest)).or(by_operands)
     }
 
-    /// The range of the result with this number.
-    fn range_of_result(self, op: &Op, inputs: &[ValueId], result: usize) -> Option<IntegerRange> {
+    /// The range of a value, which is the result with this number of a node.
+    fn range_of_result(
+        self,
+        value: ValueId,
+        op: &Op,
+        inputs: &[ValueId],
+        result: usize,
+    ) -> Option<IntegerRange> {
         let extent = |axis: usize| self.graph.ty(inputs[0]).shape.get(axis).cloned();
         match op {
             Op::TopK { axis, .. } | Op::Sort { axis, .. } if result == 1 => {
@@ -69,7 +72,7 @@ impl PositionFacts<'_> {
             | Op::Index { .. }
             | Op::GatherElements { .. } => self.range(inputs[0]),
             Op::Concat { .. } => self.union_of_ranges(inputs),
-            Op::Select => self.union_of_ranges(&inputs[1..]),
+            Op::Select => self.range_of_selection(value, inputs),
             Op::IndexPut { accumulate: false, .. } => self.union_of_ranges(&inputs[..2]),
             Op::ScatterElements { combine: None, .. } => self.union_of_ranges(&[inputs[0], inputs[2]]),
             Op::BinaryScalar { op, scalar: Scalar::Int(s), scalar_left: false } => {
