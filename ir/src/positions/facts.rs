@@ -210,13 +210,7 @@ impl<'a> FormRule<'a> {
                 self.fitting(IndexExpr::Linear(series))
             }
             Op::Copy | Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => self.view(),
-            Op::Shard { axis, .. } => match self.exact(0)? {
-                ElementForm::Full(s) => Some(ElementForm::Full(*s)),
-                form => {
-                    let x = form.to_linear(self.ty.rank()).filter(|x| x.is_constant_along(*axis))?;
-                    self.fitting(IndexExpr::Linear(x))
-                }
-            },
+            Op::Shard { axis, .. } => self.shard(*axis),
             Op::Collective(c) => self.collective(c),
             Op::Cast => self.cast(),
             Op::Unary(op) => self.unary(*op),
@@ -356,6 +350,17 @@ impl<'a> FormRule<'a> {
         match form.through_view(&view)? {
             ElementForm::Number(number) => self.fitting(number),
             form => Some(form),
+        }
+    }
+
+    /// A piece of a value that is the same along the divided axis.
+    fn shard(&self, axis: usize) -> Option<ElementForm> {
+        match self.exact(0)? {
+            ElementForm::Full(s) => Some(ElementForm::Full(*s)),
+            form => {
+                let x = form.to_linear(self.ty.rank()).filter(|x| x.is_constant_along(axis))?;
+                self.fitting(IndexExpr::Linear(x))
+            }
         }
     }
 

@@ -70,7 +70,8 @@ impl PositionFacts<'_> {
             | Op::Shard { .. }
             | Op::Take { .. }
             | Op::Index { .. }
-            | Op::GatherElements { .. } => self.range(inputs[0]),
+            | Op::GatherElements { .. }
+            | Op::Reduce { op: ReductionKind::Max | ReductionKind::Min, .. } => self.range(inputs[0]),
             Op::Concat { .. } => self.union_of_ranges(inputs),
             Op::Select => self.range_of_selection(value, inputs),
             Op::IndexPut { accumulate: false, .. } => self.union_of_ranges(&inputs[..2]),
@@ -81,12 +82,8 @@ impl PositionFacts<'_> {
                     None => self.range_of_clamp(*op, inputs[0], *s),
                 }
             }
-            Op::Reduce { op: ReductionKind::Sum, axes, .. } => {
-                let count = axes.iter().try_fold(Dim::from(1), |n, &a| Some(n * extent(a)?))?;
-                self.range_of_sums(inputs[0], &count)
-            }
-            Op::CumSum { axis } => self.range_of_sums(inputs[0], &extent(*axis)?),
-            Op::Reduce { op: ReductionKind::Max | ReductionKind::Min, .. } => self.range(inputs[0]),
+            Op::Reduce { op: ReductionKind::Sum, axes, .. } => self.range_of_sums(inputs[0], axes),
+            Op::CumSum { axis } => self.range_of_sums(inputs[0], &[*axis]),
             // All ranks run the same program.
             Op::Collective(c) if c.kind == CollectiveKind::AllGather => self.range(inputs[0]),
             // Positions are in exact forms. The others show no range.
@@ -140,8 +137,10 @@ impl PositionFacts<'_> {
         others.iter().try_fold(first, |range, &v| Some(range.union(&self.range(v)?)))
     }
 
-    /// The range of sums of up to `count` elements that are not negative.
-    fn range_of_sums(self, value: ValueId, count: &Dim) -> Option<IntegerRange> {
+    /// The range of sums over axes, or over a part of them, of elements that are not negative.
+    fn range_of_sums(self, value: ValueId, axes: &[usize]) -> Option<IntegerRange> {
+        let shape = &self.graph.ty(value).shape;
+        let count = axes.iter().try_fold(Dim::from(1), |n, &a| Some(n * shape.get(a)?.clone()))?;
         let element = self.range(value)?;
         let symbols = &self.graph.symbols;
         let is_positive = element.is_at_least(0, symbols) && count.bounds(symbols).0 >= 0;
