@@ -3,7 +3,7 @@
 //! Extents, starts of slices and indices may depend on symbols, so the sizes of a run decide whether a program
 //! stays within its axes. [`BoundsChecks::derive`] derives the conditions from a program. There is one
 //! condition for each slice, `topk`, gather or scatter of elements. There is also one for each index operand
-//! whose elements are known before the run: a series ([`crate::closed_form`]), or a value computed from
+//! whose elements are known before the run: a series ([`crate::positions`]), or a value computed from
 //! constants. Conditions that hold for all values of the symbols are omitted.
 //!
 //! Every backend evaluates the conditions of the *source* of a plan when it binds the sizes of a run, before
@@ -14,26 +14,16 @@
 //! Indices that are data (arguments, parameters, values computed from them) are not covered. Kernels check them
 //! when they read.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use crate::closed_form::{ClosedForm, is_range_within_axis};
 use crate::dim::{Dim, SymbolBindings};
-use crate::entity::EntityMap;
-use crate::graph::{Graph, GraphOutput, InputKind, Node, OutputKind, ValueDef};
+use crate::graph::{Graph, Node, ValueDef};
 use crate::ids::{NodeId, ValueId};
-use crate::interp;
 use crate::op::Op;
+use crate::positions::{IntegerRange, PositionCache, constant_elements};
 use crate::symbol::SymbolTable;
-use crate::tensor::Tensor;
-use crate::text::{op_dims, op_name};
-
-/// The maximum number of elements that are computed for an index operand. Larger operands that are not series
-/// are checked by kernels only.
-const MAX_ELEMENTS: usize = 1 << 18;
-/// The maximum number of nodes that are evaluated for an index operand. Operands that need more are checked by
-/// kernels only.
-const MAX_NODES: usize = 64;
+use crate::text::op_name;
 
 /// An error: a node reads outside an axis at the sizes of a run.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -66,18 +56,15 @@ struct BoundsCheck {
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum BoundsCondition {
     /// The least and the greatest index lie within the axis.
-    Within {
-        first: Dim,
-        last: Dim,
-    },
+    Within(IntegerRange),
     AtLeast(Dim),
 }
 
 impl BoundsChecks {
     /// Derives the bounds checks of a program that satisfies the verifier.
     pub fn derive(graph: &Graph) -> Self {
-        let mut indices =
-            IndexRanges { graph, known: ClosedForm::of_graph(graph), constants: HashMap::new() };
+        let facts = PositionCache::of_graph(graph);
+        let mut indices = IndexRanges { graph, facts, constants: HashMap::new() };
         let mut out = BoundsChecks::default();
         for (id, node) in graph.nodes.iter() {
             out.add_extent_checks(graph, id, node);
@@ -117,7 +104,7 @@ impl BoundsChecks {
             Op::Slice { axis, start, step } => {
                 let count = result[*axis].clone();
                 let last_position = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(*step);
-                let required = BoundsCondition::Within { first: start.clone(), last: last_position };
+                let required = BoundsCondition::Within(IntegerRange::new(start.clone(), last_position));
                 self.push_check(
                     graph,
                     BoundsCheck { node: id, operand: x, axis: *axis, required, counts: vec![count] },
@@ -153,13 +140,13 @@ impl BoundsChecks {
             let operand = node.inputs[0];
             let index = node.inputs[position];
             let shape = &graph.ty(index).shape;
-            let Some((first, last)) = indices.range_of_indices(index) else {
+            let Some(range) = indices.range_of_indices(index) else {
                 covered = false;
                 continue;
             };
             let counts: Vec<Dim> = shape.iter().filter(|d| d.bounds(&graph.symbols).0 < 1).cloned().collect();
             let may_be_empty = !counts.is_empty();
-            let required = BoundsCondition::Within { first, last };
+            let required = BoundsCondition::Within(range);
             let check = BoundsCheck { node: id, operand, axis, required, counts };
             covered &= !may_be_empty || check.always_holds(graph);
             self.push_check(graph, check);
@@ -191,7 +178,7 @@ impl BoundsCheck {
         let extent = self.extent(graph);
         let symbols = &graph.symbols;
         match &self.required {
-            BoundsCondition::Within { first, last } => is_range_within_axis(first, last, extent, symbols),
+            BoundsCondition::Within(range) => range.is_within_axis(extent, symbols),
             BoundsCondition::AtLeast(count) => count.provably_le(extent, symbols),
         }
     }
@@ -207,10 +194,12 @@ impl BoundsCheck {
         let axis = self.axis;
         let operand = graph.value_name(self.operand);
         let message = match &self.required {
-            BoundsCondition::Within { first, last } => {
+            BoundsCondition::Within(IntegerRange { least, greatest }) => {
                 let inside =
                     |dim: &Dim| matches!((dim.eval(bindings), n), (Some(i), Some(n)) if 0 <= i && i < n);
-                let Some(index) = [first, last].into_iter().find(|dim| !inside(dim)) else { return Ok(()) };
+                let Some(index) = [least, greatest].into_iter().find(|dim| !inside(dim)) else {
+                    return Ok(());
+                };
                 let index = shown(index);
                 let extent = shown(extent);
                 format!("index {index} is outside axis {axis} of %{operand}, whose extent is {extent}")
@@ -250,15 +239,17 @@ impl fmt::Display for EvaluatedDim<'_> {
 
 struct IndexRanges<'g> {
     graph: &'g Graph,
-    known: EntityMap<ValueId, Option<ClosedForm>>,
-    /// The least and the greatest element of values computed from constants, if known.
-    constants: HashMap<ValueId, Option<(i64, i64)>>,
+    facts: PositionCache,
+    /// The ranges of values computed from constants, if known.
+    constants: HashMap<ValueId, Option<IntegerRange>>,
 }
 
 impl IndexRanges<'_> {
-    fn range_of_indices(&mut self, index: ValueId) -> Option<(Dim, Dim)> {
-        if let Some(form) = &self.known[index] {
-            return form.value_range(&self.graph.ty(index).shape);
+    /// The least and the greatest index, exactly: a wider range would reject runs.
+    fn range_of_indices(&mut self, index: ValueId) -> Option<IntegerRange> {
+        let form = self.facts.facts(self.graph).exact(index);
+        if let Some(range) = form.and_then(|form| form.ends(&self.graph.ty(index).shape)) {
+            return Some(range);
         }
         let mut value = index;
         // Ops that preserve all elements may have any shape.
@@ -271,56 +262,8 @@ impl IndexRanges<'_> {
         }
         let range = self.constants.entry(value).or_insert_with(|| {
             let elements = constant_elements(self.graph, value)?;
-            Some((*elements.iter().min()?, *elements.iter().max()?))
+            Some(IntegerRange::new(*elements.iter().min()?, *elements.iter().max()?))
         });
-        range.map(|(min, max)| (Dim::from(min), Dim::from(max)))
+        range.clone()
     }
-}
-
-/// The elements of an integer value that few nodes compute from constants, all with known extents.
-fn constant_elements(graph: &Graph, value: ValueId) -> Option<Vec<i64>> {
-    let mut nodes = BTreeSet::new();
-    let mut inputs = BTreeSet::new();
-    let mut open = vec![value];
-    let mut elements = 0_usize;
-    while let Some(value) = open.pop() {
-        let extents = graph.ty(value).shape.iter().map(|d| usize::try_from(d.as_const()?).ok());
-        let count = extents.into_iter().try_fold(1_usize, |n, d| n.checked_mul(d?))?;
-        elements = elements.checked_add(count).filter(|n| *n <= MAX_ELEMENTS)?;
-        match graph.values[value].def {
-            ValueDef::Input(input) => {
-                graph.inputs[input].data.as_ref()?;
-                inputs.insert(input);
-            }
-            ValueDef::Node(node, _) if nodes.insert(node) => {
-                let Node { op, inputs, .. } = &graph.nodes[node];
-                let is_known = op_dims(op).iter().all(|d| d.as_const().is_some());
-                let is_local = !op.is_opaque() && op.as_collective().is_none();
-                (is_known && is_local && nodes.len() <= MAX_NODES).then_some(())?;
-                open.extend(inputs);
-            }
-            ValueDef::Node(..) => {}
-        }
-    }
-    let mut subgraph = Graph { ranks: Some(1), ..Graph::new("constants") };
-    let mut new = HashMap::new();
-    for id in inputs {
-        let input = &graph.inputs[id];
-        let old = &graph.values[graph.inputs[id].value];
-        let name = old.name.clone();
-        let ty = old.ty.clone();
-        let data = input.data.clone();
-        new.insert(input.value, subgraph.add_input(InputKind::Constant, name, "", ty, data));
-    }
-    for id in nodes {
-        let Node { op, inputs, outputs } = &graph.nodes[id];
-        let operands = inputs.iter().map(|v| new.get(v).copied()).collect::<Option<_>>()?;
-        let results = outputs.iter().map(|&v| (graph.value_name(v).to_string(), graph.ty(v).clone()));
-        let node = subgraph.add_node(op.clone(), operands, results.collect());
-        new.extend(outputs.iter().copied().zip(subgraph.nodes[node].outputs.iter().copied()));
-    }
-    subgraph.outputs.push(GraphOutput { value: *new.get(&value)?, kind: OutputKind::Returned });
-    let data = subgraph.inputs.values().filter_map(|input| input.data.clone()).collect();
-    let evaluated = interp::run(&subgraph, &SymbolBindings::new(), &[data]).ok()?;
-    evaluated.first()?.first().filter(|t| !t.dtype().is_float()).map(Tensor::to_i64)
 }

@@ -12,7 +12,8 @@ use crate::op::Op;
 use crate::text;
 use crate::types::DType;
 
-pub(super) type ResultType<'a> = (DType, &'a [usize]);
+/// The dtype and the shape of a result.
+pub type ResultType<'a> = (DType, &'a [usize]);
 
 pub(super) fn compute(
     op: &Op,

@@ -35,6 +35,7 @@ pub use compare::{
     ElementDifference, NarrowDifferences, TensorComparison, Tolerance, compare, compare_with_spread,
     count_unexplained, spread_of_beyond,
 };
+pub use compute::ResultType;
 pub use error::{InterpError, OpError};
 pub use noise::RoundingNoise;
 pub use registry::{CustomKernelCall, ReferenceKernelRegistry};
@@ -87,6 +88,16 @@ pub fn run_with_noise(
 ) -> Result<Vec<Vec<Tensor>>, InterpError> {
     let run = Interpreter::new(graph, bindings, inputs, registry)?;
     Interpreter { noise: Some(noise), ..run }.run_to_end()
+}
+
+/// Computes one op on one rank. The operands and the types of the results satisfy the op's type rule, and its
+/// attributes have no symbols.
+pub fn evaluate(op: &Op, operands: &[&Tensor], results: &[ResultType<'_>]) -> Result<Vec<Tensor>, OpError> {
+    let operands: Vec<WideArray> = operands.iter().map(|tensor| WideArray::from_tensor(tensor)).collect();
+    let operands: Vec<&WideArray> = operands.iter().collect();
+    let arrays = compute::compute(op, &operands, results, &SymbolBindings::new())?;
+    let tensors = arrays.iter().map(|array| array.to_tensor().ok_or(OpError::Attribute { what: "the size" }));
+    tensors.collect()
 }
 
 struct Interpreter<'a> {

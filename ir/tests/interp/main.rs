@@ -7,6 +7,7 @@ mod common;
 mod draws;
 mod elementwise;
 mod noise;
+mod positions;
 mod rounding;
 mod route;
 mod runs;

@@ -1,16 +1,14 @@
 //! Recognises attention that is written out, turns its masks into bounds, and groups repeated heads.
 
 use symmc_ir::attention::{self, AttentionBound, AttentionOperands};
-use symmc_ir::closed_form::ClosedForm;
+use symmc_ir::positions::{AxisView, MaskCondition};
 use symmc_ir::{
     BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueId, infer,
 };
 
 use super::masks::additive::{self, AdditiveMask};
 use super::masks::bounds::{self, ConditionSplit};
-use super::masks::condition::MaskCondition;
-use super::masks::linear::AxisView;
-use super::masks::{self, operands, row_visibility};
+use super::masks::{operands, row_visibility};
 use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
 pub const RULES: &[RewriteRule] = &[
@@ -438,7 +436,7 @@ fn match_masked_scores(cx: &mut Rewriter, scores: ValueId) -> Option<MaskedScore
                 }
                 let c = out.align_leading_axes(cx, value, c)?;
                 let visible =
-                    masks::mask_condition(cx, c).through_view(&AxisView::broadcast(cx.shape(c), &shape)?)?;
+                    cx.facts().mask_condition(c).through_view(&AxisView::broadcast(cx.shape(c), &shape)?)?;
                 let visible = if other == x { visible } else { visible.negate() };
                 out.apply_mask(AdditiveMask { visible: vec![(visible, number)], rest: Vec::new() })?;
                 (out.before, out.chose) = (other, true);
@@ -511,7 +509,7 @@ const MAX_MASKS: usize = 6;
 fn full_mask(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Attention { bounds, sink, .. } = &node.op else { return None };
     let operands = AttentionOperands::from_operands(bounds, *sink, &node.inputs)?;
-    let neutral = match cx.known_elements(*operands.mask?)?.as_full()? {
+    let neutral = match cx.known_full(*operands.mask?)? {
         Scalar::Bool(b) => b,
         s => s.as_f64() == 0.0,
     };
@@ -526,7 +524,7 @@ fn mask_of_positions(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite>
     *shape.last_mut()? = cx.shape(*qkv.k).iter().rev().nth(1)?.clone();
     let view = AxisView::broadcast(cx.shape(mask), &shape)?;
     let VisibleBounds { mut bounds, operands: bound_operands, rows } = if cx.ty(mask).dtype == DType::Bool {
-        let condition = masks::mask_condition(cx, mask).through_view(&view)?;
+        let condition = cx.facts().mask_condition(mask).through_view(&view)?;
         let split = bounds::split_condition(cx, &condition, &shape).filter(|s| s.gained)?;
         let witness_mask = operands::emit_witness_mask(cx, &split.rest, &shape);
         let (new, positions) = bound_operands(cx, &split, &shape)?;
@@ -570,7 +568,7 @@ fn mask_of_positions(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite>
 /// whether that select is there.
 fn match_nan_guard(cx: &Rewriter, weights: ValueId) -> (ValueId, bool) {
     let Some((Op::Select, &[nan, zero, s])) = cx.def(weights) else { return (weights, false) };
-    let zero = cx.known_elements(zero).and_then(ClosedForm::as_full).is_some_and(|s| s.as_f64() == 0.0);
+    let zero = cx.known_full(zero).is_some_and(|s| s.as_f64() == 0.0);
     let guards = matches!(cx.def(nan), Some((Op::Unary(UnaryOp::IsNan), &[tested])) if tested == s);
     if zero && guards { (s, true) } else { (weights, false) }
 }

@@ -84,7 +84,7 @@ fn select_of_full(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
 /// The scalar that fills a value of at least one axis.
 fn match_full(cx: &Rewriter, value: ValueId) -> Option<Scalar> {
     match cx.def(value) {
-        Some((Op::Full(_), _)) if !cx.shape(value).is_empty() => cx.known_elements(value)?.as_full(),
+        Some((Op::Full(_), _)) if !cx.shape(value).is_empty() => cx.known_full(value),
         _ => None,
     }
 }

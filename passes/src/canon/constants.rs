@@ -1,6 +1,5 @@
 //! Turns values whose elements are known into a `full`, or an `iota` under views.
 
-use symmc_ir::closed_form::ClosedForm;
 use symmc_ir::{Dim, Op, TensorType};
 
 use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
@@ -18,7 +17,7 @@ fn known_full(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     if matches!(node.op, Op::Full(_)) {
         return None;
     }
-    let s = ClosedForm::of_node(cx.context(), &node.op, &node.inputs, &node.ty)?.as_full()?;
+    let s = cx.facts().exact_of_node(&node.op, &node.inputs, &node.ty)?.as_full()?;
     Some(Rewrite::Node(Op::Full(s), vec![]))
 }
 
@@ -26,18 +25,11 @@ fn known_series(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     if matches!(node.op, Op::Iota { .. } | Op::Full(_)) {
         return None;
     }
-    let ClosedForm::Affine(value) = ClosedForm::of_node(cx.context(), &node.op, &node.inputs, &node.ty)?
-    else {
-        return None;
-    };
-    let (axis, step) = value.only_axis()?;
+    let form = cx.facts().exact_of_node(&node.op, &node.inputs, &node.ty)?;
+    let (start, axis, step) = form.as_series_along_axis()?;
     let extent = &node.ty.shape[axis];
-    let iota = cx.emit(
-        "iota",
-        Op::Iota { start: value.start, step },
-        &[],
-        TensorType::new(node.ty.dtype, vec![extent.clone()]),
-    );
+    let iota =
+        cx.emit("iota", Op::Iota { start, step }, &[], TensorType::new(node.ty.dtype, vec![extent.clone()]));
     let mut shape = vec![Dim::from(1); node.ty.rank()];
     shape[axis] = extent.clone();
     let (op, x) = match (shape == node.ty.shape, node.ty.rank()) {

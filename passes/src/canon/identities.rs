@@ -1,6 +1,6 @@
 //! Removes ops that change nothing, and replaces ops that a simpler op expresses bit for bit.
 
-use symmc_ir::closed_form::{ClosedForm, is_stored_exactly};
+use symmc_ir::positions::{ElementForm, is_stored_exactly};
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, Scalar, TensorType, UnaryOp, ValueId};
 
 use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
@@ -75,7 +75,7 @@ fn scalar_operand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
 
 /// The scalar that fills a value, if the value's dtype stores it exactly.
 fn exact_scalar(cx: &Rewriter, value: ValueId) -> Option<Scalar> {
-    let scalar = cx.known_elements(value).and_then(ClosedForm::as_full)?;
+    let scalar = cx.known_full(value)?;
     is_stored_exactly(cx.ty(value).dtype, scalar).then_some(scalar)
 }
 
@@ -120,7 +120,7 @@ fn involution(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
 
 fn select_known(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Select, &[cond, x, y]) = (&node.op, &node.inputs[..]) else { return None };
-    let chosen = match cx.known_elements(cond).and_then(ClosedForm::as_full) {
+    let chosen = match cx.known_full(cond) {
         Some(Scalar::Bool(true)) => x,
         Some(Scalar::Bool(false)) => y,
         _ if x == y => x,
@@ -161,8 +161,10 @@ fn index_of_rows(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
 fn counts_along(cx: &Rewriter, value: ValueId, extents: &[Dim], axis: usize) -> bool {
     let shape = cx.shape(value);
     let Some(value_axis) = (axis + shape.len()).checked_sub(extents.len()) else { return false };
-    let Some(ClosedForm::Affine(affine)) = cx.known_elements(value) else { return false };
-    affine.start == 0
-        && affine.step.iter().enumerate().all(|(a, &step)| step == i64::from(a == value_axis))
+    let Some((start, steps)) = cx.known_elements(value).and_then(ElementForm::as_series) else {
+        return false;
+    };
+    start == 0
+        && steps.iter().enumerate().all(|(a, &step)| step == i64::from(a == value_axis))
         && shape.get(value_axis) == extents.get(axis)
 }

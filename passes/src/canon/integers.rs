@@ -4,10 +4,9 @@
 //! Exporters write histograms of integers as arithmetic on floats, and guard indices against values that
 //! cannot occur.
 
+use symmc_ir::positions::{IntegerFunction, IntegerRange, MAX_LISTED_INTEGERS, decide_comparison};
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, Scalar, TensorType, UnaryOp, ValueId};
 
-use super::integer_functions::{IntegerFunction, is_integer};
-use super::ranges::{IntegerRange, MAX_EVALUATED_INTEGERS, range_of};
 use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
 pub const RULES: &[RewriteRule] = &[
@@ -58,35 +57,22 @@ fn mirrored(op: BinaryOp) -> BinaryOp {
 fn comparison_by_range(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::BinaryScalar { op, scalar: Scalar::Int(s), scalar_left } = node.op else { return None };
     let x = *node.inputs.first()?;
-    if !op.is_comparison() || !is_integer(cx.ty(x).dtype) || cx.known_elements(x).is_some() {
+    if !op.is_comparison() || cx.ty(x).dtype.integer_bounds().is_none() || cx.known_elements(x).is_some() {
         return None;
     }
-    let range = range_of(cx.context(), x)?;
-    let symbols = cx.symbols();
-    let at_least = |s: i64| range.is_at_least(s, symbols);
-    let at_most = |s: i64| range.is_at_most(&Dim::from(s), symbols);
-    let below = s.checked_sub(1).is_some_and(at_most);
-    let above = s.checked_add(1).is_some_and(at_least);
-    let decided = |holds: bool, fails: bool| (holds || fails).then_some(holds);
-    let outcome = match if scalar_left { mirrored(op) } else { op } {
-        BinaryOp::Lt => decided(below, at_least(s)),
-        BinaryOp::Le => decided(at_most(s), above),
-        BinaryOp::Gt => decided(above, at_most(s)),
-        BinaryOp::Ge => decided(at_least(s), below),
-        BinaryOp::Eq => decided(false, below || above),
-        BinaryOp::Ne => decided(below || above, false),
-        _ => None,
-    }?;
+    let [least, greatest] = cx.facts().range(x)?.bounds(cx.symbols());
+    let difference = (least.saturating_sub(s), greatest.saturating_sub(s));
+    let outcome = decide_comparison(if scalar_left { mirrored(op) } else { op }, difference)?;
     Some(Rewrite::Node(Op::Full(Scalar::Bool(outcome)), vec![]))
 }
 
 fn limit_by_range(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::BinaryScalar { op, scalar: Scalar::Int(s), .. } = node.op else { return None };
     let x = *node.inputs.first()?;
-    if !matches!(op, BinaryOp::Max | BinaryOp::Min) || !is_integer(cx.ty(x).dtype) {
+    if !matches!(op, BinaryOp::Max | BinaryOp::Min) || cx.ty(x).dtype.integer_bounds().is_none() {
         return None;
     }
-    let range = range_of(cx.context(), x)?;
+    let range = cx.facts().range(x)?;
     let changes_nothing = match op {
         BinaryOp::Max => range.is_at_least(s, cx.symbols()),
         _ => range.is_at_most(&Dim::from(s), cx.symbols()),
@@ -107,10 +93,8 @@ fn exact_cast_in_shape(cx: &mut Rewriter, value: ValueId) -> Option<ValueId> {
 /// The integers of which a value is a cast that keeps them all, with their range.
 fn exact_cast(cx: &Rewriter, value: ValueId) -> Option<(ValueId, IntegerRange)> {
     let (Op::Cast, &[x]) = cx.def(value)? else { return None };
-    if !is_integer(cx.ty(x).dtype) {
-        return None;
-    }
-    let range = range_of(cx.context(), x)?;
+    cx.ty(x).dtype.integer_bounds()?;
+    let range = cx.facts().range(x)?;
     range.fits_type(cx.ty(value).dtype, cx.symbols()).then_some((x, range))
 }
 
@@ -141,7 +125,7 @@ fn comparison_of_casts(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
             let x = exact_cast_in_shape(cx, node.inputs[0])?;
             let number = as_integer(scalar)?;
             let scalar = Scalar::Int(number);
-            let is_exact = IntegerRange::of_one(number).fits_type(dtype, cx.symbols());
+            let is_exact = IntegerRange::new(number, number).fits_type(dtype, cx.symbols());
             let fits = is_exact && scalar.wrap_to(cx.ty(x).dtype) == scalar;
             fits.then(|| Rewrite::Node(Op::BinaryScalar { op, scalar, scalar_left }, vec![x]))
         }
@@ -169,11 +153,10 @@ fn comparison_of_casts(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
 /// differ from `value` where that equals no position: a histogram of few bins counts no other numbers.
 fn integer_with_equal_positions(cx: &mut Rewriter, value: ValueId, positions: ValueId) -> Option<ValueId> {
     let (&Op::Iota { start, step }, _) = cx.def(positions)? else { return None };
-    let count =
-        cx.shape(positions).first()?.as_const().filter(|n| (0..=MAX_EVALUATED_INTEGERS).contains(n))?;
-    let (function, source) = IntegerFunction::of_nearest_integer(cx.context(), &[value])?;
-    let integers = range_of(cx.context(), source)?.few_integers(cx.symbols())?;
-    let values = function.evaluate(cx.context(), &integers)?.to_f64();
+    let count = cx.shape(positions).first()?.as_const().filter(|n| (0..=MAX_LISTED_INTEGERS).contains(n))?;
+    let source = cx.facts().nearest_integer(&[value])?;
+    let integers = cx.facts().range(source)?.few_integers(cx.symbols())?;
+    let values = IntegerFunction::new(cx.facts(), source, &integers)?.evaluate(value)?.to_f64();
     let listed: Vec<i64> = (0..count).map(|i| start + i * step).collect();
     let agrees = values.iter().zip(&integers).all(|(&y, x)| {
         let equal = listed.iter().find(|&&position| position as f64 == y);
@@ -205,17 +188,17 @@ fn identity_of_integers(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewri
     if !rounds || !node.ty.dtype.is_float() {
         return None;
     }
-    let (function, source) = IntegerFunction::of_nearest_integer(cx.context(), &node.inputs)?;
+    let source = cx.facts().nearest_integer(&node.inputs)?;
     if cx.ty(source).numel() != node.ty.numel() {
         return None;
     }
-    let range = range_of(cx.context(), source)?;
+    let range = cx.facts().range(source)?;
     let integers = range.few_integers(cx.symbols())?;
     if !range.fits_type(node.ty.dtype, cx.symbols()) {
         return None;
     }
-    let result = (&node.op, &node.inputs[..], node.ty.dtype);
-    let values = function.evaluate_node(cx.context(), &integers, result)?;
+    let mut function = IntegerFunction::new(cx.facts(), source, &integers)?;
+    let values = function.evaluate_node(&node.op, &node.inputs, &node.ty)?.to_f64();
     if !values.iter().zip(&integers).all(|(&y, &x)| y == x as f64) {
         return None;
     }

@@ -4,7 +4,7 @@
 //! of that permutation. What is taken in sorted order only to be combined with results, such as the weights
 //! of experts, need not be permuted at all.
 
-use symmc_ir::closed_form::ClosedForm;
+use symmc_ir::positions::ElementForm;
 use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, ValueDef, ValueId};
 
 use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
@@ -53,7 +53,7 @@ fn sorted_by(cx: &Rewriter, value: ValueId) -> Option<ValueId> {
 
 /// Whether a vector has the elements 0, 1, 2, …
 fn counts_up(cx: &Rewriter, value: ValueId) -> bool {
-    matches!(cx.known_elements(value), Some(ClosedForm::Affine(a)) if a.start == 0 && a.step == [1])
+    cx.known_elements(value).is_some_and(ElementForm::counts_up)
 }
 
 /// The permutation of which a value is the inverse: positions stored at the permutation, or its sorting

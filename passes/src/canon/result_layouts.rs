@@ -6,7 +6,7 @@
 //! of extent 1, the result is stored in the permuted order. The pass depends on all readers, so it is not a
 //! rule of the rewriter, which sees a node before its readers.
 
-use symmc_ir::closed_form::non_unit_axes;
+use symmc_ir::positions::non_unit_axes;
 use symmc_ir::{Graph, NodeId, Op, TensorType, ValueId};
 
 /// Returns the graph with results of attention stored as all their readers permute them, or `None` if there

@@ -15,14 +15,12 @@
 
 use std::collections::HashMap;
 
-use symmc_ir::closed_form::{ClosedForm, ClosedFormContext};
+use symmc_ir::positions::{ElementForm, PositionCache, PositionFacts};
 use symmc_ir::{
     BinaryOp, DType, Dim, EntityMap, Graph, NodeId, Op, ReductionKind, Route, RouteLayout, RouteScope,
     Scalar, TensorType, ValueDef, ValueId,
 };
 
-use super::integer_functions::full_element;
-use super::ranges::range_of;
 use crate::rewrite::{
     CandidateNode, Rewrite, RewriteRule, Rewriter, ValueMap, compact, copy_inputs, copy_node, copy_outputs,
 };
@@ -79,7 +77,7 @@ fn product_without_expert(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rew
     let (Op::Select, &[mask, filler, product]) = (&node.op, &node.inputs[..]) else { return None };
     let (Op::GroupedMatMul, &[_, w, ends]) = cx.def(product)? else { return None };
     // Minus zero is another number than the zero of a product.
-    let is_zero = full_element(cx.context(), filler).is_some_and(|s| s.as_f64().to_bits() == 0);
+    let is_zero = cx.known_full(filler).is_some_and(|s| s.as_f64().to_bits() == 0);
     let fits = cx.ty(w).rank() == 3 && *cx.ty(product) == node.ty;
     (fits && is_zero && holds_after_last_end(cx, mask, ends)).then_some(Rewrite::Value(product))
 }
@@ -114,7 +112,7 @@ fn masked_route(cx: &Rewriter, mask: ValueId) -> Option<(NodeId, i64)> {
     };
     // Ids that may be negative have no row.
     let symbols = cx.symbols();
-    let has_rows = range_of(cx.context(), ids).is_some_and(|r| r.is_at_least(0, symbols));
+    let has_rows = cx.facts().range(ids).is_some_and(|r| r.is_at_least(0, symbols));
     let routed = node.inputs[0];
     let same_ids = ids == routed || matches!(cx.def(ids), Some((Op::Reshape, &[x])) if x == routed);
     (same_ids && has_rows && cx.shape(slots) == cx.shape(ids)).then_some((route, experts))
@@ -146,9 +144,8 @@ pub fn recognise_routes(graph: &Graph) -> Option<Graph> {
     if !graph.nodes.values().any(|node| matches!(node.op, Op::Sort { axis: 0, descending: false })) {
         return None;
     }
-    let forms = ClosedForm::of_graph(graph);
-    let cx = ClosedFormContext { graph, known: &forms };
-    let found_routes = RouteSearch { cx }.find();
+    let cache = PositionCache::of_graph(graph);
+    let found_routes = RouteSearch { facts: cache.facts(graph) }.find();
     if found_routes.routes.is_empty() { None } else { found_routes.replace(graph) }
 }
 
@@ -175,12 +172,12 @@ struct FoundRoutes {
 }
 
 struct RouteSearch<'a> {
-    cx: ClosedFormContext<'a>,
+    facts: PositionFacts<'a>,
 }
 
 impl<'a> RouteSearch<'a> {
     fn find(&self) -> FoundRoutes {
-        let graph = self.cx.graph;
+        let graph = self.facts.graph;
         let mut out = FoundRoutes::default();
         // The routes of the permutations, of the values that are counted, and of the counts so far.
         let mut by_ids: HashMap<ValueId, usize> = HashMap::new();
@@ -221,34 +218,34 @@ impl<'a> RouteSearch<'a> {
     }
 
     fn definition(&self, value: ValueId) -> Option<(&'a Op, &'a [ValueId])> {
-        let ValueDef::Node(node, 0) = self.cx.graph.values[value].def else { return None };
-        let node = &self.cx.graph.nodes[node];
+        let ValueDef::Node(node, 0) = self.facts.graph.values[value].def else { return None };
+        let node = &self.facts.graph.nodes[node];
         Some((&node.op, &node.inputs))
     }
 
     /// The number of experts whose ids a vector may have.
     fn expert_count(&self, ids: ValueId) -> Option<i64> {
-        let ty = self.cx.graph.ty(ids);
+        let ty = self.facts.graph.ty(ids);
         let fits = ty.rank() == 1 && matches!(ty.dtype, DType::I32 | DType::I64);
-        let [least, greatest] = range_of(self.cx, ids).filter(|_| fits)?.bounds(&self.cx.graph.symbols);
+        let [least, greatest] = self.facts.range(ids).filter(|_| fits)?.bounds(&self.facts.graph.symbols);
         (least >= 0 && greatest < MAX_EXPERTS).then_some(greatest + 1)
     }
 
     /// Whether a vector has the elements 0, 1, 2, …
     fn counts_up(&self, value: ValueId) -> bool {
-        matches!(&self.cx.known[value], Some(ClosedForm::Affine(a)) if a.start == 0 && a.step == [1])
+        self.facts.exact(value).is_some_and(ElementForm::counts_up)
     }
 
     /// The permutation of which a node gives the inverse.
     fn inverted(&self, node: &symmc_ir::Node) -> Option<ValueId> {
-        let shape = |v: ValueId| &self.cx.graph.ty(v).shape;
+        let shape = |v: ValueId| &self.facts.graph.ty(v).shape;
         let (p, positions) = match (&node.op, &node.inputs[..]) {
             (Op::IndexPut { axis: 0, accumulate: false }, &[_, positions, p])
             | (Op::ScatterElements { axis: 0, combine: None }, &[_, p, positions]) => (p, positions),
             _ => return None,
         };
         let is_whole = shape(node.outputs[0]) == shape(p) && shape(positions) == shape(p);
-        let is_wide = self.cx.graph.ty(node.outputs[0]).dtype == DType::I64;
+        let is_wide = self.facts.graph.ty(node.outputs[0]).dtype == DType::I64;
         (is_whole && is_wide && self.counts_up(positions)).then_some(p)
     }
 
@@ -260,7 +257,7 @@ impl<'a> RouteSearch<'a> {
             return None;
         };
         let (Op::Binary(BinaryOp::Eq), &[a, b]) = self.definition(matches)? else { return None };
-        let shape = &self.cx.graph.ty(matches).shape;
+        let shape = &self.facts.graph.ty(matches).shape;
         let (rows, bins) = if self.counts_up(b) { (a, b) } else { (b, a) };
         let counted = match self.definition(rows) {
             Some((Op::Reshape, &[x])) => x,
@@ -269,24 +266,26 @@ impl<'a> RouteSearch<'a> {
         let fits = axes[..] == [0]
             && shape.len() == 2
             && self.counts_up(bins)
-            && self.cx.graph.ty(bins).shape[..] == shape[1..]
-            && self.cx.graph.ty(rows).shape[..] == [shape[0].clone(), Dim::from(1)]
-            && self.cx.graph.ty(counted).rank() == 1
-            && !self.cx.graph.ty(node.outputs[0]).dtype.is_float();
+            && self.facts.graph.ty(bins).shape[..] == shape[1..]
+            && self.facts.graph.ty(rows).shape[..] == [shape[0].clone(), Dim::from(1)]
+            && self.facts.graph.ty(counted).rank() == 1
+            && !self.facts.graph.ty(node.outputs[0]).dtype.is_float();
         Some((counted, shape[1].as_const()?)).filter(|_| fits)
     }
 
     /// The counts of which a node gives the cumulative sum.
     fn summed(&self, node: &symmc_ir::Node) -> Option<ValueId> {
         let (Op::CumSum { axis: 0 }, &[x]) = (&node.op, &node.inputs[..]) else { return None };
-        let dtype = self.cx.graph.ty(node.outputs[0]).dtype;
+        let dtype = self.facts.graph.ty(node.outputs[0]).dtype;
         // Sums that wrap would be other numbers.
         let is_exact =
-            |v: ValueId| range_of(self.cx, v).is_some_and(|r| r.fits_type(dtype, &self.cx.graph.symbols));
+            |v: ValueId| self.facts.range(v).is_some_and(|r| r.fits_type(dtype, &self.facts.graph.symbols));
         match self.definition(x) {
             Some((Op::Cast, &[counts])) => {
-                let fits = range_of(self.cx, counts)
-                    .is_some_and(|r| r.fits_type(self.cx.graph.ty(x).dtype, &self.cx.graph.symbols));
+                let fits = self
+                    .facts
+                    .range(counts)
+                    .is_some_and(|r| r.fits_type(self.facts.graph.ty(x).dtype, &self.facts.graph.symbols));
                 (fits && !dtype.is_float() && is_exact(node.outputs[0])).then_some(counts)
             }
             _ => (!dtype.is_float() && is_exact(node.outputs[0])).then_some(x),

@@ -4,7 +4,7 @@
 //! ([`super::broadcasts`]). Permutations that only move axes of extent 1 become reshapes, so that they merge
 //! with their neighbours.
 
-use symmc_ir::closed_form::{ClosedForm, is_range_within_axis, non_unit_axes};
+use symmc_ir::positions::{IntegerRange, non_unit_axes};
 use symmc_ir::{Collective, CollectiveKind, Dim, Op, TensorType, ValueId};
 
 use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
@@ -344,17 +344,18 @@ fn index_of_positions(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite
     // For each indexed axis: its start, its step, and the axis of the indices that advances it.
     let mut moved = Vec::with_capacity(indices.len());
     for (k, &index) in indices.iter().enumerate() {
-        let (start, step, along) = match cx.known_elements(index)? {
-            ClosedForm::Full(s) => (s.as_i64(), 1, None),
-            ClosedForm::Affine(a) => {
-                let (own, step) = a.only_axis()?;
-                (a.start, step, Some(own + inner.checked_sub(a.step.len())?))
+        let form = cx.known_elements(index)?;
+        let (start, step, along) = match form.as_full() {
+            Some(s) => (s.as_i64(), 1, None),
+            None => {
+                let (start, own, step) = form.as_series_along_axis()?;
+                (start, step, Some(own + inner.checked_sub(cx.shape(index).len())?))
             }
         };
         let count = along.map_or(Dim::from(1), |a| node.ty.shape[axis + a].clone());
         let last_position = Dim::from(start) + (count.clone() - Dim::from(1)) * Dim::from(step);
         let inside = cx.indices_are_checked()
-            || is_range_within_axis(&Dim::from(start), &last_position, &shape[axis + k], cx.symbols());
+            || IntegerRange::new(start, last_position.clone()).is_within_axis(&shape[axis + k], cx.symbols());
         let never = shape[axis + k].provably_le(&last_position, cx.symbols());
         let outside = start < 0 || step < 1 || never || !inside;
         let repeats_axis =

@@ -12,23 +12,21 @@
 //! value of the same type and must not undo another rule. A bound on the number of steps for one node keeps
 //! a defect from running forever.
 //!
-//! For each value the rewriter also knows its elements if they have a simple form ([`ClosedForm`]), and
+//! For each value the rewriter also knows its elements as a function of positions ([`PositionFacts`]), and
 //! which ranks hold the same bits of it ([`Replication`]).
 
 mod compact;
 mod replaced_collectives;
 
-use std::any::{Any, TypeId};
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::rc::Rc;
 
 use indexmap::IndexMap;
-use symmc_ir::closed_form::{ClosedForm, ClosedFormContext};
+use symmc_ir::positions::{ElementForm, PositionCache, PositionFacts, stored_series_form};
 use symmc_ir::{
     BoundsChecks, Dim, EntityMap, Graph, GraphOutput, GroupDef, GroupId, GroupMembers, NodeId, Op,
-    Replication, SymbolTable, TensorType, ValueId,
+    Replication, Scalar, SymbolTable, TensorType, ValueId,
 };
 
 pub use compact::compact;
@@ -78,14 +76,10 @@ const MAX_DEPTH: usize = 32;
 
 pub struct Rewriter<'r> {
     graph: Graph,
-    known: EntityMap<ValueId, Option<ClosedForm>>,
     replication: EntityMap<ValueId, Replication>,
-    /// What rules remember about values, by the type of each cache.
-    rule_caches: RefCell<HashMap<TypeId, Rc<dyn Any>>>,
+    positions: PositionCache,
     /// Whether the bounds checks of the source cover the node that is being rewritten.
     covers_node: bool,
-    /// Values of nodes whose indices the bounds checks of the source cover.
-    covered: HashSet<ValueId>,
     /// Values that several nodes or outputs of the source need.
     shared: HashSet<ValueId>,
     met_shared: Cell<bool>,
@@ -171,22 +165,20 @@ fn shared_values(graph: &Graph) -> EntityMap<ValueId, bool> {
 impl<'r> Rewriter<'r> {
     fn new(graph: &Graph, rules: &'r [&'r [RewriteRule]]) -> Self {
         let mut out = graph.without_nodes();
-        let mut forms = EntityMap::new();
+        let mut positions = PositionCache::default();
         let mut replication = EntityMap::new();
         for input in graph.inputs.values() {
             let value = &graph.values[input.value];
             let ty = value.ty.clone();
-            forms.push(input.data.as_ref().and_then(|data| ClosedForm::from_tensor(data)));
+            positions.add(input.data.as_ref().and_then(|data| stored_series_form(data)));
             replication.push(Replication::of_input(graph, input.data.is_some()));
             out.add_input(input.kind, value.name.clone(), input.source.clone(), ty, input.data.clone());
         }
         Rewriter {
             graph: out,
-            known: forms,
             replication,
-            rule_caches: RefCell::default(),
+            positions,
             covers_node: false,
-            covered: HashSet::new(),
             shared: HashSet::new(),
             met_shared: Cell::new(false),
             interned: HashMap::new(),
@@ -220,8 +212,14 @@ impl<'r> Rewriter<'r> {
         self.graph.definition(value)
     }
 
-    pub fn known_elements(&self, value: ValueId) -> Option<&ClosedForm> {
-        self.known[value].as_ref()
+    /// The elements of a value, if they are known for all data.
+    pub fn known_elements(&self, value: ValueId) -> Option<&ElementForm> {
+        self.facts().exact(value)
+    }
+
+    /// The scalar that all elements of a value equal, if one is known.
+    pub fn known_full(&self, value: ValueId) -> Option<Scalar> {
+        self.facts().full(value)
     }
 
     pub fn replication(&self, value: ValueId) -> &Replication {
@@ -254,26 +252,15 @@ impl<'r> Rewriter<'r> {
         hasher.finish()
     }
 
-    pub fn context(&self) -> ClosedFormContext<'_> {
-        ClosedFormContext { graph: &self.graph, known: &self.known }
-    }
-
-    /// A cache of rules, which lives as long as the graph is under construction. It is empty at first.
-    pub fn rule_cache<C: Default + 'static>(&self) -> Rc<C> {
-        let mut caches = self.rule_caches.borrow_mut();
-        let cache = caches.entry(TypeId::of::<C>()).or_insert_with(|| Rc::new(C::default()));
-        cache.clone().downcast().unwrap_or_default()
+    /// Facts about values as functions of positions.
+    pub fn facts(&self) -> PositionFacts<'_> {
+        self.positions.facts(&self.graph)
     }
 
     /// Whether every run checks that the indices of the node that is being rewritten lie within their axes.
     /// A node that a rule adds has no such check.
     pub fn indices_are_checked(&self) -> bool {
         self.depth == 1 && self.covers_node
-    }
-
-    /// Whether every run checks that the indices of the node that gives this value lie within their axes.
-    pub fn has_checked_indices(&self, value: ValueId) -> bool {
-        self.covered.contains(&value)
     }
 
     /// Whether several nodes or outputs of the source need this value. It is then computed even if one of
@@ -325,7 +312,7 @@ impl<'r> Rewriter<'r> {
             self.graph.nodes[id].outputs[0]
         });
         if self.depth == 0 && self.covers_node {
-            self.covered.insert(value);
+            self.positions.mark_checked_indices(value);
         }
         debug_assert_eq!(*self.ty(value), node.ty, "a rule changed the type of %{}", self.name);
         value
@@ -464,14 +451,14 @@ impl<'r> Rewriter<'r> {
             }
         }
         let form = match &results[..] {
-            [(_, ty)] => ClosedForm::of_node(self.context(), &op, &inputs, ty),
+            [(_, ty)] => self.facts().exact_of_node(&op, &inputs, ty),
             _ => None,
         };
         let replication = Replication::of_node(&self.graph, &self.replication, &op, &inputs);
         let n = self.graph.add_node(op, inputs, results);
         let count = self.graph.nodes[n].outputs.len();
         (0..count).for_each(|i| {
-            self.known.push(if i == 0 { form.clone() } else { None });
+            self.positions.add(if i == 0 { form.clone() } else { None });
             self.replication.push(replication.clone());
         });
         self.interned.entry(hash).or_default().push(n);

@@ -4,12 +4,9 @@
 //! it leaves no weight. The two differ for rows that see nothing: a row of lowest numbers has equal weights,
 //! a row of minus infinity has none.
 
-use symmc_ir::closed_form::scalar;
-use symmc_ir::{BinaryOp, DType, Dim, InputKind, Op, Scalar, UnaryOp, ValueDef, ValueId};
+use symmc_ir::positions::{AxisView, ElementForm, ElementRef, MaskCondition, as_stored};
+use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, InputKind, Op, Scalar, UnaryOp, ValueDef, ValueId};
 
-use super::condition::MaskCondition;
-use super::linear::{AxisView, ElementRef};
-use super::{MaskFact, mask_condition, mask_fact};
 use crate::rewrite::Rewriter;
 
 /// A mask as conditions under which scores stay visible, and values that are added.
@@ -77,11 +74,11 @@ fn split_mask(cx: &Rewriter, value: ValueId, left: &mut usize) -> AdditiveMask {
         return AdditiveMask::open(cx, value);
     }
     *left -= 1;
-    if let Some(Scalar::Float(x)) = cx.known_elements(value).and_then(|k| k.as_full()) {
+    if let Some(Scalar::Float(x)) = cx.known_full(value) {
         return if x.0 == 0.0 { AdditiveMask::default() } else { AdditiveMask::open(cx, value) };
     }
     let dtype = cx.ty(value).dtype;
-    if let MaskFact::Select(c, numbers) = &*mask_fact(cx, value) {
+    if let Some(ElementForm::Select(c, numbers)) = cx.facts().form(value).as_deref() {
         let [yes, no] = numbers.map(Scalar::as_f64);
         return match (yes == 0.0, no == 0.0) {
             (true, _) if hides_score(dtype, no) => {
@@ -117,8 +114,7 @@ fn split_mask_op(cx: &Rewriter, value: ValueId, budget: &mut usize) -> Option<Ad
         Op::Cast if cx.ty(first).dtype.is_float() => {
             let mut x = split_mask(cx, first, budget);
             for (_, number) in &mut x.visible {
-                *number = scalar::convert_scalar(Scalar::Float(symmc_ir::FloatAttribute(*number)), ty.dtype)?
-                    .as_f64();
+                *number = as_stored(ty.dtype, Scalar::Float(FloatAttribute(*number)))?.as_f64();
             }
             x.rest.is_empty().then_some(x)
         }
@@ -148,15 +144,15 @@ pub fn match_hiding_select(
     y: ValueId,
 ) -> Option<(MaskCondition, f64, ValueId)> {
     match (hiding_number(cx, dtype, x), hiding_number(cx, dtype, y)) {
-        (None, Some(number)) => Some((mask_condition(cx, c), number, x)),
-        (Some(number), None) => Some((mask_condition(cx, c).negate(), number, y)),
+        (None, Some(number)) => Some((cx.facts().mask_condition(c), number, x)),
+        (Some(number), None) => Some((cx.facts().mask_condition(c).negate(), number, y)),
         _ => None,
     }
 }
 
 /// The number that fills a value, if it hides scores.
 fn hiding_number(cx: &Rewriter, dtype: DType, value: ValueId) -> Option<f64> {
-    let number = cx.known_elements(value)?.as_full()?.as_f64();
+    let number = cx.known_full(value)?.as_f64();
     hides_score(dtype, number).then_some(number)
 }
 
@@ -176,7 +172,7 @@ fn value_interval(cx: &Rewriter, value: ValueId, budget: &mut usize) -> (f64, f6
     }
     *budget -= 1;
     let ty = cx.ty(value);
-    if let Some(x) = cx.known_elements(value).and_then(|k| k.as_full()) {
+    if let Some(x) = cx.known_full(value) {
         return (x.as_f64(), x.as_f64());
     }
     let integers = (i64::MIN as f64, i64::MAX as f64);
@@ -191,7 +187,7 @@ fn value_interval(cx: &Rewriter, value: ValueId, budget: &mut usize) -> (f64, f6
             _ => UNBOUNDED_INTERVAL,
         },
         Some((op, inputs)) => {
-            match super::index_expr(cx, value).linear().and_then(|x| x.range(cx.symbols(), &ty.shape)) {
+            match cx.facts().index_expr(value).linear().and_then(|x| x.range(cx.symbols(), &ty.shape)) {
                 Some((low, high)) => (low as f64, high as f64),
                 None => op_interval(cx, op, inputs, budget),
             }

@@ -5,10 +5,11 @@
 //! hide a whole row and become a bound with an operand. Only an atom that depends on both and is not a bound
 //! keeps the mask at its full size.
 
+use symmc_ir::positions::{
+    AtomKind, AtomWitness, AxisIndex, ConditionAtom, ElementRef, LinearExpr, MaskCondition,
+};
 use symmc_ir::{AttentionBound, BoundSide, DType, Dim, Op};
 
-use super::condition::{AtomKind, AtomWitness, ConditionAtom, MaskCondition};
-use super::linear::{AxisIndex, ElementRef, LinearExpr};
 use crate::rewrite::Rewriter;
 
 #[derive(Debug)]

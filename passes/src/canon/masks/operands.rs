@@ -1,12 +1,11 @@
 //! Emits the values that bounds and masks read: operands of bounds, sums of elements, and remaining masks.
 
+use symmc_ir::positions::{AtomWitness, AxisIndex, ElementRef, LinearExpr};
 use symmc_ir::{
     BinaryOp, BoundSide, DType, Dim, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueId, infer,
 };
 
 use super::bounds::{BoundOperand, PendingBound};
-use super::condition::AtomWitness;
-use super::linear::{AxisIndex, ElementRef, LinearExpr};
 use crate::rewrite::Rewriter;
 
 /// A position beyond all extents.

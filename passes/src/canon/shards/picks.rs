@@ -163,11 +163,10 @@ fn varying_operand(terms: &ShardTerms<'_>, x: TermId, axis: usize) -> Option<Ter
     if !op.is_element_wise() || op.divides_integers(ty.dtype) || ty.shape[axis].as_const() == Some(1) {
         return None;
     }
-    let mut varying = operands.iter().copied().filter(|&t| {
-        let shape = terms.shape(t);
-        let aligned = (axis + shape.len()).checked_sub(ty.rank());
-        aligned.is_some_and(|a| shape[a].as_const() != Some(1))
-    });
+    let shapes: Vec<&[Dim]> = operands.iter().map(|&t| terms.shape(t)).collect();
+    let axes = op.axes(&shapes, &[&ty.shape]);
+    let varies = |k: &usize| axes.operand_axis(*k, axis).is_some();
+    let mut varying = (0..operands.len()).filter(varies).map(|k| operands[k]);
     let first = varying.next()?;
     let is_only = varying.all(|t| t == first);
     (is_only && terms.shape(first) == ty.shape).then_some(first)

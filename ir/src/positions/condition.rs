@@ -5,9 +5,10 @@
 //! atoms stays the same if any of them are replaced by their witnesses. A single atom may differ from its
 //! witness.
 
-use symmc_ir::{Graph, ValueId};
-
 use super::linear::{AxisView, ElementRef, LinearExpr};
+use crate::graph::Graph;
+use crate::ids::ValueId;
+use crate::op::BinaryOp;
 
 /// Integers in the forms that comparisons understand.
 #[derive(Clone, PartialEq, Debug)]
@@ -60,6 +61,10 @@ pub enum AtomKind {
 const MAX_ATOMS: usize = 16;
 
 impl IndexExpr {
+    pub fn constant(number: i64, rank: usize) -> IndexExpr {
+        IndexExpr::Linear(LinearExpr::constant(number, rank))
+    }
+
     /// The integer at the positions of a view.
     pub fn through_view(&self, view: &AxisView) -> Option<IndexExpr> {
         self.map_linear(|x| x.through_view(view))
@@ -152,7 +157,12 @@ impl MaskCondition {
 
     /// A bool value about which nothing is known.
     pub fn opaque(graph: &Graph, value: ValueId) -> MaskCondition {
-        let witness = AtomWitness { leaf: ElementRef::whole_value(graph, value), negated: false };
+        MaskCondition::of_leaf(ElementRef::whole_value(graph, value))
+    }
+
+    /// Bool elements about which nothing is known.
+    pub fn of_leaf(leaf: ElementRef) -> MaskCondition {
+        let witness = AtomWitness { leaf, negated: false };
         MaskCondition { negated: false, atoms: vec![ConditionAtom { kind: AtomKind::Opaque, witness }] }
     }
 
@@ -218,12 +228,41 @@ fn add_multiple(x: &LinearExpr, c: &LinearExpr, sign: i64, by: i64) -> Option<Li
 }
 
 fn as_small_constant(x: &LinearExpr) -> Option<i64> {
-    let still = x.terms.is_empty() && x.steps.iter().all(|s| *s == 0);
-    x.constant.as_const().filter(|c| still && c.unsigned_abs() < 1 << 40)
+    x.as_number().filter(|c| c.unsigned_abs() < 1 << 40)
+}
+
+/// A comparison, with `witness` as the bool that the program computes for it.
+pub fn comparison_condition(
+    op: BinaryOp,
+    a: &IndexExpr,
+    b: &IndexExpr,
+    witness: AtomWitness,
+) -> Option<MaskCondition> {
+    let contrary = AtomWitness { negated: true, ..witness.clone() };
+    match op {
+        BinaryOp::Ge => at_least_condition(a, b, &witness),
+        BinaryOp::Le => at_least_condition(b, a, &witness),
+        BinaryOp::Lt => at_least_condition(a, b, &contrary).map(MaskCondition::negate),
+        BinaryOp::Gt => at_least_condition(b, a, &contrary).map(MaskCondition::negate),
+        BinaryOp::Eq => at_least_condition(a, b, &witness)?.and(at_least_condition(b, a, &witness)?),
+        BinaryOp::Ne => {
+            Some(at_least_condition(a, b, &contrary)?.and(at_least_condition(b, a, &contrary)?)?.negate())
+        }
+        _ => None,
+    }
+}
+
+/// The result of an op on bools, if it is a conjunction or a disjunction.
+pub fn logical_condition(op: BinaryOp, a: MaskCondition, b: MaskCondition) -> Option<MaskCondition> {
+    match op {
+        BinaryOp::And | BinaryOp::Min | BinaryOp::Mul => a.and(b),
+        BinaryOp::Or | BinaryOp::Max => a.or(b),
+        _ => None,
+    }
 }
 
 /// The condition `a >= b`, with `witness` as the bool that the program computes for it.
-pub fn at_least_condition(a: &IndexExpr, b: &IndexExpr, witness: &AtomWitness) -> Option<MaskCondition> {
+fn at_least_condition(a: &IndexExpr, b: &IndexExpr, witness: &AtomWitness) -> Option<MaskCondition> {
     let kind = match (a, b) {
         (IndexExpr::Linear(a), IndexExpr::Linear(b)) => AtomKind::AtLeastZero(a.add_scaled(-1, b)?),
         (a, IndexExpr::Max(terms)) => {

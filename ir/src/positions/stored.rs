@@ -1,13 +1,41 @@
-//! Masks that are stored as constants of two values, one of which fills an interval of each row.
-
-use symmc_ir::{DType, Dim, FloatAttribute, Graph, Scalar, Tensor, ValueId};
+//! Forms of stored constants: equal elements, a series, or two values, one of which fills an interval of each
+//! row, as in masks.
 
 use super::condition::{AtomKind, AtomWitness, ConditionAtom, MaskCondition};
-use super::fact::{MaskFact, choice_fact};
+use super::form::{ElementForm, choice_form};
 use super::linear::{ElementRef, LinearExpr};
+use super::scalar::element_of;
+use crate::dim::Dim;
+use crate::graph::Graph;
+use crate::ids::ValueId;
+use crate::tensor::Tensor;
 
-/// The most elements of a constant that is analysed.
-const MAX_ELEMENTS: usize = 1 << 24;
+/// The most elements of a constant that is examined whenever a graph is.
+const MAX_SERIES_ELEMENTS: usize = 1 << 16;
+/// The most elements of a constant that is examined as a mask.
+const MAX_MASK_ELEMENTS: usize = 1 << 24;
+
+/// The form of a constant whose elements are all equal, or an integer series along the last axis.
+pub fn stored_series_form(tensor: &Tensor) -> Option<ElementForm> {
+    let n = tensor.numel();
+    if n == 0 || n > MAX_SERIES_ELEMENTS {
+        return None;
+    }
+    let size = tensor.dtype().size();
+    let first = &tensor.data()[..size];
+    if tensor.data().chunks_exact(size).all(|e| e == first) {
+        return element_of(tensor, 0).map(ElementForm::Full);
+    }
+    if tensor.dtype().integer_bounds().is_none() || tensor.shape().last() != Some(&n) {
+        return None;
+    }
+    let elements = tensor.to_i64();
+    let step = elements[1].checked_sub(elements[0])?;
+    let mut linear = LinearExpr::constant(elements[0], tensor.shape().len());
+    *linear.steps.last_mut()? = step;
+    let is_series = elements.windows(2).all(|w| w[1].checked_sub(w[0]) == Some(step));
+    is_series.then_some(ElementForm::linear(linear))
+}
 
 #[derive(Clone, Copy)]
 enum RunBoundary {
@@ -29,13 +57,13 @@ impl RunBoundary {
     }
 }
 
-/// The elements of a constant as a function of positions.
-pub fn constant_mask_fact(graph: &Graph, value: ValueId, data: &Tensor) -> Option<MaskFact> {
+/// The form of a constant of two values, one of which fills an interval of each row.
+pub fn stored_mask_form(graph: &Graph, value: ValueId, data: &Tensor) -> Option<ElementForm> {
     let shape = data.shape();
     let size = data.dtype().size();
     let (&columns, outer) = shape.split_last()?;
     let rows = outer.last().copied().unwrap_or(1);
-    if data.numel() == 0 || data.numel() > MAX_ELEMENTS {
+    if data.numel() == 0 || data.numel() > MAX_MASK_ELEMENTS {
         return None;
     }
     // Heads and batches must share one mask.
@@ -46,7 +74,7 @@ pub fn constant_mask_fact(graph: &Graph, value: ValueId, data: &Tensor) -> Optio
     }
     let first = &block[..size];
     let second_index = block.chunks_exact(size).position(|e| e != first)?;
-    let numbers = [scalar_at(data, 0)?, scalar_at(data, second_index)?];
+    let numbers = [element_of(data, 0)?, element_of(data, second_index)?];
 
     let second = &block[second_index * size..(second_index + 1) * size];
     if block.chunks_exact(size).any(|e| e != first && e != second) {
@@ -56,16 +84,7 @@ pub fn constant_mask_fact(graph: &Graph, value: ValueId, data: &Tensor) -> Optio
         Some(ends) => (ends, numbers),
         None => (find_boundaries(block, second, columns)?, [numbers[1], numbers[0]]),
     };
-    Some(choice_fact(interval_condition(graph, value, from, below), numbers, data.dtype()))
-}
-
-fn scalar_at(data: &Tensor, index: usize) -> Option<Scalar> {
-    let x = data.get_f64(index);
-    match data.dtype() {
-        DType::Bool => Some(Scalar::Bool(x != 0.0)),
-        d if d.is_float() => (!x.is_nan()).then_some(Scalar::Float(FloatAttribute(x))),
-        _ => (x.abs() < 9e15).then_some(Scalar::Int(x as i64)),
-    }
+    Some(choice_form(interval_condition(graph, value, from, below), numbers, data.dtype()))
 }
 
 /// The boundaries of the interval that a value fills in each row of a block.
