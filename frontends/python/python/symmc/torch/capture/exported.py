@@ -30,7 +30,7 @@ def program_graph(exported: ExportedProgram) -> ProgramGraph:
         exported.graph,
         [_entry(spec, {"CONSTANT_TENSOR": "tensor_constant"}.get(spec.kind.name)) for spec in given.input_specs],
         [_entry(spec) for spec in given.output_specs],
-        exported.range_constraints,
+        {str(symbol): (_bound(found.lower), _bound(found.upper)) for symbol, found in exported.range_constraints.items()},
         exported.state_dict,
         exported.constants,
         tuple(verifier.dialect for verifier in exported.verifiers),
@@ -42,6 +42,10 @@ def _entry(spec, kind: str | None = None) -> tuple[str, dict]:
     kind = kind or spec.kind.name.lower()
     fields = {f"{kind.removesuffix('_mutation')}_name": spec.target}
     return kind, fields if getattr(spec, "persistent", None) is None else {**fields, "persistent": spec.persistent}
+
+
+def _bound(value) -> int | None:
+    return int(value) if value.is_Integer else None
 
 
 def from_fx(module: torch.fx.GraphModule, inputs=None, **options) -> symmc.Program:

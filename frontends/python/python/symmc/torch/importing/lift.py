@@ -10,20 +10,15 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.value_ranges import ValueRanges
 
 from symmc._symmc import SizeStep
 from symmc.torch.graphs.layouts import inverse_permutation, memory_order
-from symmc.torch.graphs.nodes import NUMBER, OPERATOR, copy_graph, output_of, process_groups_in, rename_process_groups
-from symmc.torch.graphs.sizes import shape_env_of, without_new_guards
+from symmc.torch.graphs.nodes import copy_graph, output_of, process_groups_in, rename_process_groups
+from symmc.torch.graphs.sizes import shape_env_of
 from symmc.torch.importing.outputs import OutputBuilder
 from symmc.torch.importing.size_steps import find_fixed_sizes, find_size_steps
-from symmc.torch.importing.writer import ProgramGraph, Signature
-from symmc.torch.legalise.rank_slices import take_rank_slices
+from symmc.torch.importing.writer import ProgramGraph, Ranges, Signature
 from symmc.torch.ranks.process_groups import sort_by_creation
-
-_KEPT = ("val", "tensor_meta", "stack_trace", NUMBER, OPERATOR)
 
 
 @dataclass
@@ -55,39 +50,31 @@ class LiftedGraph:
 
     def archive(self, ranges: dict[str, tuple[int, int]]) -> bytes:
         """The program as a file, for symbols in these ranges, which the graph may narrow."""
-        narrowed = {}
-        for symbol, found in self.program.ranges.items():
-            least, most = ranges.get(str(symbol), (0, None))
+        narrowed: Ranges = {}
+        for symbol, (lower, upper) in self.program.ranges.items():
+            least, most = ranges.get(symbol, (0, None))
             if least == most:
-                found = ValueRanges(least, most)
-            elif most is not None and not (found.upper.is_Integer and found.upper < most):
-                found = ValueRanges(found.lower, max(most, int(found.lower)))
-            narrowed[symbol] = found
+                lower = upper = most
+            elif most is not None and (upper is None or upper >= most):
+                upper = max(most, lower or 0)
+            narrowed[symbol] = lower, upper
         return dataclasses.replace(self.program, ranges=narrowed).archive()
 
     @staticmethod
     def from_module(module: torch.fx.GraphModule) -> LiftedGraph:
         """Lifts a functional graph, including the changes of inputs at its end."""
-        graph = torch.fx.Graph()
-        known: dict[torch.fx.Node, torch.fx.Node] = {}
-        returned = graph.graph_copy(module.graph, known)
-        for old, new in known.items():
-            new.meta = {key: old.meta[key] for key in _KEPT if key in old.meta}
-        # Replaced nodes are replaced in the outputs as well.
-        end = graph.output(returned)
-        if process_groups_in(graph):
-            with without_new_guards(shape_env_of(graph)):
-                take_rank_slices(graph)
-        returned = end.args[0]
-        graph.erase_node(end)
-        return GraphLifter(module, graph, returned).lift()
+        return GraphLifter(module).lift()
 
 
 class GraphLifter:
-    def __init__(self, module, graph: torch.fx.Graph, returned, is_numbered: bool = True):
-        self.module, self.graph, self.is_numbered = module, graph, is_numbered
-        self.placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-        self.returned = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+    """Turns a copy of a graph into a program."""
+
+    def __init__(self, module: torch.fx.GraphModule, is_numbered: bool = True):
+        self.module, self.graph, self.is_numbered = module, copy_graph(module.graph, {}), is_numbered
+        self.placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
+        end = output_of(self.graph)
+        self.returned = pytree.tree_leaves(end.args[0])
+        self.graph.erase_node(end)
         self.groups: list[str] = []
         self.objects: dict[torch.fx.Node, object] = {}
         """Objects other than tensors that the graph only returns."""
@@ -111,12 +98,8 @@ class GraphLifter:
     @staticmethod
     def whole_program(module: torch.fx.GraphModule) -> ProgramGraph:
         """A graph as a program all of whose outputs are results."""
-        graph = copy_graph(module.graph, {})
-        end = output_of(graph)
-        returned = end.args[0]
-        graph.erase_node(end)
         # The members of its groups are looked up by name: those of the default group are all ranks, others the caller states.
-        lifting = GraphLifter(module, graph, pytree.tree_leaves(returned), is_numbered=False)
+        lifting = GraphLifter(module, is_numbered=False)
         constants = lifting._constants()
         lifting._name_groups()
         return lifting._program(constants, lifting._mutations(), lifting.returned)
@@ -215,20 +198,20 @@ class GraphLifter:
                 self.graph.erase_node(node)
 
 
-def _ranges(graph: torch.fx.Graph) -> dict:
-    """The least and the largest value of each symbol of the graph. Dynamo has more symbols, such as numbers of a rank."""
-    found = {}
+def _ranges(graph: torch.fx.Graph) -> Ranges:
+    """The ranges of the symbols of the graph. Dynamo has more symbols, such as numbers of a rank."""
+    found: Ranges = {}
     for node in graph.nodes:
         value = node.meta.get("val")
         for size in value.shape if isinstance(value, torch.Tensor) else (value,):
             if isinstance(size, torch.SymInt):
                 known = size.node.shape_env.var_to_range
-                found |= {symbol: _range(known[symbol]) for symbol in size.node.expr.free_symbols if symbol not in found}
+                found |= {str(symbol): _range(known[symbol]) for symbol in size.node.expr.free_symbols if str(symbol) not in found}
     return found
 
 
-def _range(found: ValueRanges) -> ValueRanges:
+def _range(found) -> tuple[int, int | None]:
     lower = max(int(found.lower), 0) if found.lower.is_Integer else 0
-    upper = int(found.upper) if found.upper.is_Integer else int_oo
+    upper = int(found.upper) if found.upper.is_Integer else None
     # The range of a number that is never a size is unknown until one value is seen.
-    return ValueRanges(lower, upper if upper >= lower else int_oo)
+    return lower, None if upper is None or upper < lower else upper

@@ -26,6 +26,9 @@ from torch.export.graph_signature import CustomObjArgument
 import symmc
 from symmc.torch.graphs.nodes import OPERATOR
 
+Ranges = dict[str, tuple[int | None, int | None]]
+"""The least and the largest value of each symbol, if there is one."""
+
 Signature = list[tuple[str, dict]]
 """For each input or output of a program its kind, and the fields of this kind in addition to the value."""
 
@@ -39,8 +42,7 @@ class ProgramGraph:
     graph: torch.fx.Graph
     inputs: Signature
     outputs: Signature
-    ranges: dict
-    """The least and the largest value of each symbol, as PyTorch represents them."""
+    ranges: Ranges
     weights: dict = field(default_factory=dict)
     constants: dict = field(default_factory=dict)
     dialects: tuple[str, ...] = ("ATEN",)
@@ -54,10 +56,7 @@ class ProgramGraph:
         outputs = [_output(*one) for one in zip(self.outputs, graph["outputs"], strict=True)]
         program = {
             "graph_module": {"graph": graph, "signature": {"input_specs": inputs, "output_specs": outputs}},
-            "range_constraints": {
-                str(symbol): {"min_val": _bound(found.lower, math.ceil), "max_val": _bound(found.upper, math.floor)}
-                for symbol, found in self.ranges.items()
-            },
+            "range_constraints": {symbol: {"min_val": low, "max_val": high} for symbol, (low, high) in self.ranges.items()},
             "schema_version": {"major": 8, "minor": 0},
             "verifiers": list(self.dialects),
         }
@@ -84,10 +83,6 @@ def _output(role: tuple[str, dict], value: dict) -> dict:
     return {kind: {"arg": value if kind == "user_output" else value.get("as_tensor"), **fields}}
 
 
-def _bound(value, rounded: Callable) -> int | None:
-    return int(rounded(value)) if value.is_Rational else None
-
-
 class _GraphWriter:
     """Writes one graph as data of the format."""
 
@@ -106,9 +101,9 @@ class _GraphWriter:
                     self._expect(node.op in found, node, f"{node.op} {node.target}")
                     found[node.op] += getattr(self, f"_{node.op}")(node)
             except (_Unwritable, UnicodeEncodeError) as error:
-                target = f" ({node.target})" if node.op == "call_function" else ""
-                refusal = symmc.UnsupportedError(f"node {node.name}{target}: {error}")
-                refusal.node, refusal.op = node.name, str(node.target)
+                target = _target(node.target)
+                refusal = symmc.UnsupportedError(f"node `{node.name}` ({target}): {error}")
+                refusal.node, refusal.op = node.name, target
                 raise refusal from None
         return {
             "inputs": found["placeholder"],
@@ -159,7 +154,7 @@ class _GraphWriter:
     def _expect(is_so: bool, node: torch.fx.Node, found: str) -> None:
         # The error names no node, because the rest of the graph is no program either.
         if not is_so:
-            raise symmc.InputError(f"node {node.name}: expected a functional graph of ATen operators, found {found}")
+            raise symmc.InputError(f"node `{node.name}`: expected a functional graph of ATen operators, found {found}")
 
     def _inputs(self, node: torch.fx.Node) -> list[dict]:
         if not isinstance(node.target, OpOverload):
@@ -176,6 +171,8 @@ class _GraphWriter:
             return self._reference(given)
         if isinstance(given, (tuple, list)):
             return _list([self._argument(one) for one in given], declared)
+        if isinstance(given, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self._value(str(given), given)
         return _scalar(given)
 
     def _reference(self, node: torch.fx.Node) -> dict:
@@ -228,9 +225,9 @@ class _Unwritable(Exception):
 
 def _target(target) -> str:
     """The name of an operator or a function in the format."""
-    if isinstance(target, HigherOrderOperator):
-        return f"torch.ops.higher_order.{target.name()}"
-    return f"torch.ops.{target}" if isinstance(target, OpOverload) else f"{target.__module__}.{target.__name__}"
+    if isinstance(target, (OpOverload, HigherOrderOperator)):
+        return f"torch.ops.{target}" if isinstance(target, OpOverload) else f"torch.ops.higher_order.{target.name()}"
+    return f"{target.__module__}.{target.__name__}" if callable(target) else str(target)
 
 
 def _list(items: list[dict], declared: str) -> dict:
