@@ -105,7 +105,7 @@ class GraphLifter:
         return lifting._program(constants, lifting._mutations(), lifting.returned)
 
     def _constants(self) -> dict[torch.fx.Node, str]:
-        """Turns tensors of the module into inputs whose data is part of the program. Returns these inputs with their names in the module."""
+        """Turns tensors of the module into inputs whose data is part of the program. Returns these inputs, with their names there."""
         constants: dict[torch.fx.Node, str] = {}
         first = next(iter(self.graph.nodes), None)
         for node in [node for node in self.graph.nodes if node.op == "get_attr"]:
