@@ -23,14 +23,6 @@ pub fn evaluate_size(expression: &str, sizes: &CallSizes) -> Option<i64> {
     value.ok()?.as_const()
 }
 
-/// The whole number `size / unit`, if it is the same for all values of the symbols.
-pub fn size_ratio(size: &str, unit: &str) -> Option<i64> {
-    let mut symbols = SizeSymbols::default();
-    let size = symbols.parse_dim(size)?;
-    let unit = symbols.parse_dim(unit)?;
-    size.exact_div(&unit)?.as_const()
-}
-
 /// The symbols of some expressions. Each is at least 1: PyTorch traces separate graphs for empty tensors.
 #[derive(Default)]
 struct SizeSymbols(SymbolTable);
@@ -78,22 +70,6 @@ mod tests {
             ("s0/2", None),
         ] {
             assert_eq!(evaluate_size(text, &sizes), expected, "{text}");
-        }
-    }
-
-    #[test]
-    fn ratios_hold_for_all_sizes() {
-        for (size, unit, expected) in [
-            ("2*((s0//4))", "(s0//4)", Some(2)),
-            ("(s0)//4", "(s0//4)", Some(1)),
-            ("(4*s0*s1)//2", "s1*s0", Some(2)),
-            ("0", "s0", Some(0)),
-            ("(s0)//2", "(s0//4)", None),
-            ("s0 + 1", "s0", None),
-            ("s0*s1", "s0", None),
-            ("s0/2", "s0/2", None),
-        ] {
-            assert_eq!(size_ratio(size, unit), expected, "{size} by {unit}");
         }
     }
 }

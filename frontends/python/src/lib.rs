@@ -62,7 +62,6 @@ fn _symmc(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::check_slack, module)?)?;
     module.add_function(wrap_pyfunction!(sizes::find_size_steps, module)?)?;
     module.add_function(wrap_pyfunction!(sizes::evaluate_size, module)?)?;
-    module.add_function(wrap_pyfunction!(sizes::size_ratio, module)?)?;
     module.add_function(wrap_pyfunction!(interrupt::set_wait_check, module)?)?;
     module.add_function(wrap_pyfunction!(log::set_log, module)?)?;
     module.add_function(wrap_pyfunction!(command::write_file, module)?)?;

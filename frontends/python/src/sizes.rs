@@ -23,12 +23,6 @@ pub fn evaluate_size(expression: &str, sizes: CallSizes) -> Option<i64> {
     sizes::evaluate_size(expression, &sizes)
 }
 
-/// The ratio of a size to `unit`, if it is the same whole number for all values of their symbols.
-#[pyfunction]
-pub fn size_ratio(size: &str, unit: &str) -> Option<i64> {
-    sizes::size_ratio(size, unit)
-}
-
 /// The known and the assumed relations between the sizes of a program.
 #[pyclass(module = "symmc")]
 pub struct SizeAssumptions(assumptions::SizeAssumptions);

@@ -19,6 +19,7 @@ SAMPLE = [
     "test_log",
     "test_arguments",
     # One rank: capture, legalise, partition, import, run.
+    "test_writer",
     "test_with_torch",
     "test_calls.Calls.test_bind_what_lies_elsewhere_than_at_the_last_launch",
     "test_calls.Calls.test_change_inputs_of_other_strides_in_place",

@@ -194,7 +194,7 @@ class Gradients(unittest.TestCase):
                     ]
                     graph = make_fx(lambda *inputs: joint(*inputs, causal))(*values)
                 self.prepare(graph.graph)
-                program = programs.open_archives([programs.serialize_program(fx_graphs.export_fx_graph(graph))])
+                program = programs.open_archives([fx_graphs.lift_fx_graph(graph).archive()])
                 self.assertEqual(program.text().count(" attention_gradient "), 1, program.text())
                 self.assertEqual(program.text().count("log_sum_exp=true"), 1, program.text())
                 self.assertNotIn("opaque", program.text())

@@ -16,7 +16,7 @@ ARROWS = {
     "graphs": set(),
     # The stages, each of which may use those before it.
     "legalise": {"graphs"},
-    "importing": {"settings", "ranks", "graphs", "legalise"},
+    "importing": {"settings", "ranks", "graphs"},
     "runtime": {"settings", "ranks", "graphs", "importing"},
     "partition": {"settings", "ranks", "graphs", "legalise", "importing", "runtime"},
     "agreement": {"settings", "ranks", "graphs", "runtime", "partition"},

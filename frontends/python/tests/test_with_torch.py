@@ -560,10 +560,11 @@ torch.compile(lambda x: x * 3, backend="symmc", options={"report": "/dev/stdout"
             close(run(torch.zeros(2), n), torch.zeros(2) + round(n / 2 * 123.4567, 0))
 
     def test_differences_of_ranks_are_called_those_of_graphs(self):
+        from symmc.torch.capture.exported import program_graph
         from symmc.torch.importing import programs
 
         archives = [
-            programs.serialize_program(torch.export.export(model, (torch.ones(3),)))
+            program_graph(torch.export.export(model, (torch.ones(3),))).archive()
             for model in (torch.nn.ReLU(), torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()))
         ]
         with self.assertRaises(symmc.Error) as caught:

@@ -17,10 +17,15 @@ pub(crate) struct RankShard {
 }
 
 /// The positions of ranks whose slices of an axis have these starts and this length. `None` if the slices are
-/// not equal pieces of the whole axis.
+/// not equal pieces of the whole axis. If its extent is symbolic, a rest that is shorter than a piece may belong to
+/// no piece.
 pub(crate) fn shard_positions(starts: &[Dim], len: &Dim, extent: &Dim) -> Option<Vec<usize>> {
     let ranks = i64::try_from(starts.len()).ok()?;
-    let count = (2..=ranks).find(|&n| len.clone() * Dim::from(n) == *extent)?;
+    let is_symbolic = len.as_const().is_none();
+    let divides = |n: i64| {
+        len.clone() * Dim::from(n) == *extent || is_symbolic && extent.floor_div(&Dim::from(n)) == *len
+    };
+    let count = (2..=ranks).find(|&n| divides(n))?;
     let positions = starts.iter().map(|start| {
         let position = (0..count).find(|&p| len.clone() * Dim::from(p) == *start)?;
         usize::try_from(position).ok()
@@ -71,6 +76,9 @@ fn find_or_add_group(graph: &mut Graph, positions: &[usize]) -> GroupId {
 
 #[cfg(test)]
 mod tests {
+    use symmc_ir::SymbolId;
+    use symmc_ir::entity::Entity;
+
     use super::*;
 
     fn found(starts: &[i64], len: i64, extent: i64) -> Option<Vec<usize>> {
@@ -89,6 +97,16 @@ mod tests {
         assert_eq!(found(&[0, 0, 3], 3, 6), None);
         assert_eq!(found(&[0, 1], 3, 6), None);
         assert_eq!(found(&[0, 0], 6, 6), None);
+    }
+
+    #[test]
+    fn pieces_of_a_symbolic_axis_may_leave_a_rest() {
+        let extent: Dim = SymbolId::new(0).into();
+        let len = extent.floor_div(&3.into());
+        let starts = |places: &[i64]| places.iter().map(|&p| len.clone() * Dim::from(p)).collect::<Vec<_>>();
+        assert_eq!(shard_positions(&starts(&[0, 1, 2]), &len, &extent), Some(vec![0, 1, 2]));
+        assert_eq!(shard_positions(&starts(&[0, 1]), &len, &extent), None);
+        assert_eq!(shard_positions(&starts(&[0, 1, 3]), &len, &extent), None);
     }
 
     #[test]

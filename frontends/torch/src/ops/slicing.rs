@@ -117,7 +117,13 @@ fn slice_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize, step: i64) -> 
     match rows_by_rank(c, x, axis, step)? {
         None => Ok(None),
         Some((SliceRows::Same(start), len)) => c.slice(x, axis, start, len, step).map(Some),
-        Some((SliceRows::PerRank { index, positions }, _)) => {
+        Some((SliceRows::PerRank { index, positions }, len)) => {
+            let count = positions.iter().flatten().max().map(|last| last + 1);
+            let pieces = count.map(|count| len * Dim::from(count as i64));
+            let x = match pieces.filter(|pieces| *pieces != c.extent(x, axis)) {
+                Some(pieces) => c.slice(x, axis, 0.into(), pieces, 1)?,
+                None => x,
+            };
             c.take_rank_slice(x, axis, index, positions).map(Some)
         }
     }
@@ -128,7 +134,7 @@ enum SliceRows {
     /// The elements from this position on, on all ranks.
     Same(Dim),
     /// The elements at an index that each rank has, with the positions of the ranks if their slices are equal
-    /// pieces of the axis.
+    /// pieces of the axis ([`shards::shard_positions`]).
     PerRank { index: ValueId, positions: Option<Vec<usize>> },
 }
 

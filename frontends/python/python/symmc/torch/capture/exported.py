@@ -6,13 +6,12 @@ import dataclasses
 
 import torch
 from torch.export import ExportedProgram
-from torch.export import graph_signature as signature
-from torch.utils import _pytree as pytree
 
 import symmc
-from symmc.torch.capture.fx_graphs import export_fx_graph
-from symmc.torch.graphs.nodes import NUMBER, copy_graph, number_nodes, output_of
+from symmc.torch.capture.fx_graphs import lift_fx_graph
+from symmc.torch.graphs.nodes import NUMBER, copy_graph, number_nodes
 from symmc.torch.importing import programs, refused_nodes
+from symmc.torch.importing.writer import ProgramGraph
 from symmc.torch.legalise.decompose import DecomposedGraph
 from symmc.torch.ranks import process_groups
 
@@ -21,20 +20,45 @@ def from_exported(exported: ExportedProgram, **options) -> symmc.Program:
     """Imports an exported program."""
     if not isinstance(exported, ExportedProgram):
         raise symmc.InputError(f"expected a torch.export.ExportedProgram, found {type(exported).__name__}")
-    return _ExportedImport(exported, options).program()
+    return _ProgramImport(program_graph(exported), options).program()
+
+
+def program_graph(exported: ExportedProgram) -> ProgramGraph:
+    given = exported.graph_signature
+    return ProgramGraph(
+        exported.graph_module,
+        exported.graph,
+        [_entry(spec, {"CONSTANT_TENSOR": "tensor_constant"}.get(spec.kind.name)) for spec in given.input_specs],
+        [_entry(spec) for spec in given.output_specs],
+        {str(symbol): (_bound(found.lower), _bound(found.upper)) for symbol, found in exported.range_constraints.items()},
+        exported.state_dict,
+        exported.constants,
+        tuple(verifier.dialect for verifier in exported.verifiers),
+    )
+
+
+def _entry(spec, kind: str | None = None) -> tuple[str, dict]:
+    """An entry of the signature of an exported program, as in its format."""
+    kind = kind or spec.kind.name.lower()
+    fields = {f"{kind.removesuffix('_mutation')}_name": spec.target}
+    return kind, fields if getattr(spec, "persistent", None) is None else {**fields, "persistent": spec.persistent}
+
+
+def _bound(value) -> int | None:
+    return int(value) if value.is_Integer else None
 
 
 def from_fx(module: torch.fx.GraphModule, inputs=None, **options) -> symmc.Program:
     """Imports a graph of ATen operators."""
-    return _ExportedImport(export_fx_graph(module, inputs), options).program()
+    return _ProgramImport(lift_fx_graph(module, inputs), options).program()
 
 
-class _ExportedImport:
-    """The import of an exported program, with the operators that are decomposed or stay opaque."""
+class _ProgramImport:
+    """The import of a program, with the operators that are decomposed or stay opaque."""
 
-    def __init__(self, exported: ExportedProgram, options: dict):
-        self.exported, self.options = exported, options
-        self.numbered = torch.fx.GraphModule(exported.graph_module, copy_graph(exported.graph, {}))
+    def __init__(self, source: ProgramGraph, options: dict):
+        self.source, self.options = source, options
+        self.numbered = torch.fx.GraphModule(source.module, copy_graph(source.graph, {}))
         number_nodes(self.numbered.graph)
         self.whole: set[int] = set()
         """The nodes, by their numbers, that are not decomposed, since their parts are not supported either."""
@@ -66,34 +90,10 @@ class _ExportedImport:
         """The program or the error of the import, with the nodes that are refused or unknown."""
         nodes = graph.module.graph
         try:
-            program = programs.open_archives([programs.serialize_program(self._exported_with(graph))], **self.options)
+            source = dataclasses.replace(self.source, module=graph.module, graph=nodes)
+            program = programs.open_archives([source.archive()], **self.options)
         except symmc.Error as error:
             error.args = (str(error) + process_groups.describe_members(error.unknown_groups), *error.args[1:])
             node = refused_nodes.find_refused_node(error, nodes)
             return None, [] if node is None else [node.meta[NUMBER]], error
         return program, [node.meta[NUMBER] for node in refused_nodes.find_unknown_nodes(program, nodes)], None
-
-    def _exported_with(self, graph: DecomposedGraph) -> ExportedProgram:
-        """The exported program with this graph, which returns the same values."""
-        if not graph.is_changed:
-            return self.exported
-        given = self.exported.graph_signature
-        returned = output_of(graph.module.graph).args[0]
-        specs = zip(given.output_specs, pytree.tree_leaves(returned), strict=True)
-        return ExportedProgram(
-            root=graph.module,
-            graph=graph.module.graph,
-            graph_signature=signature.ExportGraphSignature(given.input_specs, [_renamed(*one) for one in specs]),
-            state_dict=self.exported.state_dict,
-            range_constraints=self.exported.range_constraints,
-            module_call_graph=self.exported.module_call_graph,
-            constants=self.exported.constants,
-            verifiers=self.exported.verifiers,
-        )
-
-
-def _renamed(spec: signature.OutputSpec, node) -> signature.OutputSpec:
-    """The entry of a signature for an output, with the current name of its node."""
-    if not isinstance(node, torch.fx.Node) or not hasattr(spec.arg, "name"):
-        return spec
-    return dataclasses.replace(spec, arg=dataclasses.replace(spec.arg, name=node.name))

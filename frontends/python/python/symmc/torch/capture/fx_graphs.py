@@ -1,22 +1,22 @@
-"""Exported programs from fx graphs, as ``make_fx`` returns them."""
+"""Programs from fx graphs, as ``make_fx`` returns them."""
 
 from __future__ import annotations
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.export import ExportedProgram
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 
 import symmc
 from symmc.torch.graphs.nodes import copy_graph
 from symmc.torch.importing.lift import GraphLifter
+from symmc.torch.importing.writer import ProgramGraph
 
 
-def export_fx_graph(module: torch.fx.GraphModule, inputs=None) -> ExportedProgram:
-    """A graph of ATen operators as an exported program."""
+def lift_fx_graph(module: torch.fx.GraphModule, inputs=None) -> ProgramGraph:
+    """A graph of ATen operators as a program."""
     _check_graph(module, inputs)
-    return GraphLifter.export_whole(_valued(module, inputs))
+    return GraphLifter.whole_program(_valued(module, inputs))
 
 
 def _check_graph(module, inputs) -> None:

@@ -4,6 +4,11 @@ Mixtures of experts sort their choices. Results in sorted order are stored back 
 of ``x[order]`` to zeros, row by row, as if ``order`` named a row more than once. Both are gathers by the inverse permutation. A store by
 ``order // k`` adds k rows to each row of zeros: it is a sum of k gathered rows, which is rounded once. So are the gradient of
 ``x[order // k]``, which repeats each row k times, and the combination of the results of k experts.
+
+This is done on the joint graph, before it is divided into a forward and a backward pass. The importer cannot do it: the backward graph
+takes ``order`` as an argument, so nothing there says that it is a permutation, and its inverse has to be among the saved values. The
+form in which an inverse is written here, numbers stored at a permutation, is the one that ``passes/src/canon/permutations.rs`` reads to
+remove gathers that undo each other.
 """
 
 from __future__ import annotations

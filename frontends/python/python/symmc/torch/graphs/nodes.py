@@ -22,12 +22,12 @@ def number_nodes(graph: torch.fx.Graph) -> None:
 
 
 def copy_graph(graph: torch.fx.Graph, known: dict[torch.fx.Node, torch.fx.Node]) -> torch.fx.Graph:
-    """A copy of a graph; ``known`` receives the new node of each node."""
+    """A copy of a graph; ``known`` receives the new node of each node, which has the same name."""
     copy = torch.fx.Graph()
     returned = copy.graph_copy(graph, known)
     copy.output(returned)
     for old, new in known.items():
-        new.meta = dict(old.meta)
+        new.meta, new.name = dict(old.meta), old.name
     return copy
 
 

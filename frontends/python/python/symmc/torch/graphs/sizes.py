@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
@@ -34,15 +33,3 @@ def shape_env_of(graph: torch.fx.Graph):
 def ignored_guards(environment) -> int:
     """The number of assumptions about sizes that were made after Dynamo had made its guards, which therefore do not check them."""
     return 0 if environment is None else environment.counter["ignored_backward_guard"]
-
-
-@contextlib.contextmanager
-def without_new_guards(environment):
-    """In this context questions about sizes are answered for all sizes, without new guards."""
-    if environment is None:
-        yield
-        return
-    before = ignored_guards(environment)
-    with environment.suppress_guards():
-        yield
-    environment.counter["ignored_backward_guard"] = before

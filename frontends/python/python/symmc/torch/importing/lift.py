@@ -1,42 +1,31 @@
-"""Lift: turns a functional graph into an exported program whose inputs and results are tensors only."""
+"""Lift: turns a functional graph into a graph whose inputs and results are tensors only."""
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._export.verifier import SpecViolationError
-from torch._guards import tracing
-from torch.export import ExportedProgram
-from torch.export import graph_signature as signature
-from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.utils import _pytree as pytree
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.value_ranges import ValueRanges
 
-import symmc
 from symmc._symmc import SizeStep
 from symmc.torch.graphs.layouts import inverse_permutation, memory_order
-from symmc.torch.graphs.nodes import NUMBER, OPERATOR, copy_graph, output_of, process_groups_in, rename_process_groups
-from symmc.torch.graphs.sizes import shape_env_of, without_new_guards
+from symmc.torch.graphs.nodes import copy_graph, output_of, process_groups_in, rename_process_groups
+from symmc.torch.graphs.sizes import shape_env_of
 from symmc.torch.importing.outputs import OutputBuilder
-from symmc.torch.importing.programs import serialize_program
 from symmc.torch.importing.size_steps import find_fixed_sizes, find_size_steps
-from symmc.torch.legalise.export_format import legalise_for_export
-from symmc.torch.legalise.rank_slices import take_rank_slices
+from symmc.torch.importing.writer import ProgramGraph, Ranges, Signature
 from symmc.torch.ranks.process_groups import sort_by_creation
-
-_KEPT = ("val", "tensor_meta", "stack_trace", NUMBER, OPERATOR)
 
 
 @dataclass
 class LiftedGraph:
-    """A graph as an exported program, and how the inputs and outputs of both are related."""
+    """A graph as a program, and how the inputs and outputs of both are related."""
 
-    exported: ExportedProgram
+    program: ProgramGraph
     inputs: list[int]
     """The inputs of the graph that are arguments of the program, in order: all tensors."""
     values: list[Any]
@@ -52,8 +41,6 @@ class LiftedGraph:
     orders: dict[int, list[int]]
     """The axes from the outermost in memory to the innermost, for arguments whose axes are stored in another order. The program takes
     them in the stored order."""
-    ranges: dict
-    """The least and the largest value of each symbol."""
     groups: list[str]
     """The process groups, in the order in which they were made; the program calls them ``0``, ``1`` and so on."""
     steps: list[SizeStep]
@@ -63,77 +50,63 @@ class LiftedGraph:
 
     def archive(self, ranges: dict[str, tuple[int, int]]) -> bytes:
         """The program as a file, for symbols in these ranges, which the graph may narrow."""
-        for symbol, found in self.ranges.items():
-            least, most = ranges.get(str(symbol), (0, None))
+        narrowed: Ranges = {}
+        for symbol, (lower, upper) in self.program.ranges.items():
+            least, most = ranges.get(symbol, (0, None))
             if least == most:
-                found = ValueRanges(least, most)
-            elif most is not None and not (found.upper.is_Integer and found.upper < most):
-                found = ValueRanges(found.lower, max(most, int(found.lower)))
-            self.exported.range_constraints[symbol] = found
-        return serialize_program(self.exported)
+                lower = upper = most
+            elif most is not None and (upper is None or upper >= most):
+                upper = max(most, lower or 0)
+            narrowed[symbol] = lower, upper
+        return dataclasses.replace(self.program, ranges=narrowed).archive()
 
     @staticmethod
     def from_module(module: torch.fx.GraphModule) -> LiftedGraph:
         """Lifts a functional graph, including the changes of inputs at its end."""
-        graph = torch.fx.Graph()
-        known: dict[torch.fx.Node, torch.fx.Node] = {}
-        returned = graph.graph_copy(module.graph, known)
-        for old, new in known.items():
-            new.meta = {key: old.meta[key] for key in _KEPT if key in old.meta}
-        # Replaced nodes are replaced in the outputs as well.
-        end = graph.output(returned)
-        legalise_for_export(graph)
-        if process_groups_in(graph):
-            with without_new_guards(shape_env_of(graph)):
-                take_rank_slices(graph)
-        returned = end.args[0]
-        graph.erase_node(end)
-        return GraphLifter(module, graph, returned).lift()
+        return GraphLifter(module).lift()
 
 
 class GraphLifter:
-    def __init__(self, module, graph: torch.fx.Graph, returned, is_numbered: bool = True):
-        self.module, self.graph, self.is_numbered = module, graph, is_numbered
-        self.placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-        self.returned = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+    """Turns a copy of a graph into a program."""
+
+    def __init__(self, module: torch.fx.GraphModule, is_numbered: bool = True):
+        self.module, self.graph, self.is_numbered = module, copy_graph(module.graph, {}), is_numbered
+        self.placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
+        end = output_of(self.graph)
+        self.returned = pytree.tree_leaves(end.args[0])
+        self.graph.erase_node(end)
         self.groups: list[str] = []
         self.objects: dict[torch.fx.Node, object] = {}
         """Objects other than tensors that the graph only returns."""
 
     def lift(self) -> LiftedGraph:
         values = [node.meta.get("val") for node in self.placeholders]
-        specs, constants = self._constants()
+        constants = self._constants()
         tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
-        specs += [_input(node) for node in self._program_inputs()]
+        self._name_groups()
         mutations = self._mutations()
         mutated = [tensors.index(self.placeholders.index(target)) for target, _ in mutations]
         finishing = OutputBuilder(self.graph, self.placeholders, {target for target, _ in mutations}, self.objects)
         finish, results = finishing.build(self.returned)
         orders = self._as_stored([self.placeholders[at] for at in tensors], mutations)
-        exported = self._exported((specs, constants), mutations, results)
+        program = self._program(constants, mutations, results)
         devices = [node.meta["val"].device for node in results]
         odd = [at for at, tensor in enumerate(tensors) if values[tensor].is_complex()]
-        ranges = dict(exported.range_constraints)
         known = find_size_steps(self.graph, shape_env_of(self.graph)), find_fixed_sizes(self.graph)
-        return LiftedGraph(exported, tensors, values, finish, devices, mutated, odd, orders, ranges, self.groups, *known)
+        return LiftedGraph(program, tensors, values, finish, devices, mutated, odd, orders, self.groups, *known)
 
     @staticmethod
-    def export_whole(module: torch.fx.GraphModule) -> ExportedProgram:
-        """A graph as an exported program all of whose outputs are results."""
-        graph = copy_graph(module.graph, {})
-        legalise_for_export(graph)
-        end = output_of(graph)
-        returned = end.args[0]
-        graph.erase_node(end)
+    def whole_program(module: torch.fx.GraphModule) -> ProgramGraph:
+        """A graph as a program all of whose outputs are results."""
         # The members of its groups are looked up by name: those of the default group are all ranks, others the caller states.
-        lifting = GraphLifter(module, graph, pytree.tree_leaves(returned), is_numbered=False)
-        specs, constants = lifting._constants()
-        specs += [_input(node) for node in lifting._program_inputs()]
-        return lifting._exported((specs, constants), lifting._mutations(), lifting.returned)
+        lifting = GraphLifter(module, is_numbered=False)
+        constants = lifting._constants()
+        lifting._name_groups()
+        return lifting._program(constants, lifting._mutations(), lifting.returned)
 
-    def _constants(self):
-        """Turns tensors of the module into inputs whose data is part of the program."""
-        specs, constants = [], {}
+    def _constants(self) -> dict[torch.fx.Node, str]:
+        """Turns tensors of the module into inputs whose data is part of the program. Returns these inputs, with their names there."""
+        constants: dict[torch.fx.Node, str] = {}
         first = next(iter(self.graph.nodes), None)
         for node in [node for node in self.graph.nodes if node.op == "get_attr"]:
             tensor = operator.attrgetter(node.target)(self.module)
@@ -143,21 +116,14 @@ class GraphLifter:
                     self.objects[node] = tensor
                     self.graph.erase_node(node)
                 continue
-            if node.target not in constants:
-                constants[node.target] = tensor.detach()
             with self.graph.inserting_before(first):
-                name = f"constant_{len(specs)}"
-                placeholder = self.graph.placeholder(name)
+                placeholder = self.graph.placeholder(f"constant_{len(constants)}")
             placeholder.meta = node.meta
             node.replace_all_uses_with(placeholder)
             self.returned = [placeholder if out is node else out for out in self.returned]
             self.graph.erase_node(node)
-            specs.append(
-                signature.InputSpec(
-                    signature.InputKind.CONSTANT_TENSOR, signature.TensorArgument(name=placeholder.name), node.target
-                )
-            )
-        return specs, constants
+            constants[placeholder] = node.target
+        return constants
 
     def _as_stored(self, tensors: list[torch.fx.Node], mutations: list) -> dict[int, list[int]]:
         """Makes the program take tensors with their axes in the order of their strides, so that they need no copy, and return their
@@ -178,38 +144,17 @@ class GraphLifter:
                     mutations[at] = target, self._call(permute, (new, order), {}, new.meta["val"].permute(order))
         return orders
 
-    def _exported(self, inputs, mutations: list, results: list) -> ExportedProgram:
-        """The graph with these inputs (and constants), replacements of inputs, and results."""
-        (specs, constants), kind = inputs, signature.OutputKind
-        out_specs = [signature.OutputSpec(kind.USER_INPUT_MUTATION, _argument(node), target.name) for target, node in mutations]
-        out_specs += [signature.OutputSpec(kind.USER_OUTPUT, _argument(node), None) for node in results]
+    def _program(self, constants: dict[torch.fx.Node, str], mutations: list, results: list) -> ProgramGraph:
+        """The graph with these constants, replacements of inputs, and results."""
+        outputs: Signature = [("user_input_mutation", {"user_input_name": target.name}) for target, _ in mutations]
+        outputs += [("user_output", {}) for _ in results]
         self.graph.output(tuple(node for _, node in mutations) + tuple(results))
-        self.graph.lint()
-        try:
-            # PyTorch 2.9 expects the fake tensors of the compilation in progress, if there is one.
-            with tracing(None):
-                return ExportedProgram(
-                    root=torch.fx.GraphModule(self.module, self.graph),
-                    graph=self.graph,
-                    graph_signature=signature.ExportGraphSignature(specs, out_specs),
-                    state_dict={},
-                    range_constraints=_ranges(self.graph),
-                    module_call_graph=[_call(len(specs) - len(constants), len(results))],
-                    constants=constants,
-                )
-        except SpecViolationError as error:
-            raise symmc.InputError(f"expected a functional graph of ATen operators: {error}") from error
-
-    def _program_inputs(self) -> list[torch.fx.Node]:
-        """The inputs, except Python objects such as meshes, which are unused once process groups have names."""
-        self._rename_groups()
-        kept = []
-        for node in self.placeholders:
-            if isinstance(node.meta.get("val"), (torch.Tensor, torch.SymInt, int, float, bool)) or node.users:
-                kept.append(node)
-            else:
-                self.graph.erase_node(node)
-        return kept
+        given = [constants.get(node) for node in self.graph.nodes if node.op == "placeholder"]
+        inputs: Signature = [
+            ("user_input", {}) if name is None else ("tensor_constant", {"tensor_constant_name": name}) for name in given
+        ]
+        data = {name: operator.attrgetter(name)(self.module).detach() for name in constants.values()}
+        return ProgramGraph(self.module, self.graph, inputs, outputs, _ranges(self.graph), constants=data)
 
     def _mutations(self):
         """Inputs with their replacements, by ``copy_`` at the end of the graph."""
@@ -242,49 +187,31 @@ class GraphLifter:
         node.meta["val"] = value
         return node
 
-    def _rename_groups(self):
-        """Names process groups by the order in which they were made if their names may differ between ranks, otherwise by their names."""
+    def _name_groups(self) -> None:
+        """Names process groups by the order in which they were made if their names may differ between ranks, otherwise by their names.
+        Python objects among the inputs, such as meshes, are unused then, and are left out."""
         self.groups = sort_by_creation(process_groups_in(self.graph))
         if self.is_numbered:
             rename_process_groups(self.graph, lambda name: str(self.groups.index(name)))
+        for node in list(self.placeholders):
+            if not (isinstance(node.meta.get("val"), (torch.Tensor, torch.SymInt, int, float, bool)) or node.users):
+                self.graph.erase_node(node)
 
 
-def _input(node: torch.fx.Node):
-    return signature.InputSpec(signature.InputKind.USER_INPUT, _argument(node), None)
-
-
-def _argument(node):
-    """The entry of a signature for an input or an output, which may be a constant."""
-    if not isinstance(node, torch.fx.Node):
-        return signature.ConstantArgument(name="", value=node)
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        return signature.TensorArgument(name=node.name)
-    if isinstance(value, torch.SymInt):
-        return signature.SymIntArgument(name=node.name)
-    return signature.ConstantArgument(name=node.name, value=value)
-
-
-def _call(inputs: int, outputs: int) -> ModuleCallEntry:
-    given = pytree.tree_structure((tuple(range(inputs)), {}))
-    result = pytree.tree_structure(tuple(range(outputs)))
-    return ModuleCallEntry("", ModuleCallSignature([], [], given, result))
-
-
-def _ranges(graph: torch.fx.Graph) -> dict:
-    """The least and the largest value of each symbol of the graph. Dynamo has more symbols, such as numbers of a rank."""
-    found = {}
+def _ranges(graph: torch.fx.Graph) -> Ranges:
+    """The ranges of the symbols of the graph. Dynamo has more symbols, such as numbers of a rank."""
+    found: Ranges = {}
     for node in graph.nodes:
         value = node.meta.get("val")
         for size in value.shape if isinstance(value, torch.Tensor) else (value,):
             if isinstance(size, torch.SymInt):
                 known = size.node.shape_env.var_to_range
-                found |= {symbol: _range(known[symbol]) for symbol in size.node.expr.free_symbols if symbol not in found}
+                found |= {str(symbol): _range(known[symbol]) for symbol in size.node.expr.free_symbols if str(symbol) not in found}
     return found
 
 
-def _range(found: ValueRanges) -> ValueRanges:
+def _range(found) -> tuple[int, int | None]:
     lower = max(int(found.lower), 0) if found.lower.is_Integer else 0
-    upper = int(found.upper) if found.upper.is_Integer else int_oo
+    upper = int(found.upper) if found.upper.is_Integer else None
     # The range of a number that is never a size is unknown until one value is seen.
-    return ValueRanges(lower, upper if upper >= lower else int_oo)
+    return lower, None if upper is None or upper < lower else upper

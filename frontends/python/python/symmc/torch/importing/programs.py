@@ -1,26 +1,11 @@
-"""Programs of symmc from exported programs."""
+"""Programs of symmc from archives."""
 
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 
-from torch.export import ExportedProgram
-
 import symmc
-from symmc.torch.importing.archive import serialize_exported
-
-
-def serialize_program(exported: ExportedProgram) -> bytes:
-    try:
-        return serialize_exported(exported)
-    except Exception as error:
-        # PyTorch raises different classes for values that its format cannot hold.
-        refusal = symmc.UnsupportedError(f"torch.export cannot save the graph: {error}")
-        named = re.search(r"Failed serializing node (\w+)", str(error))
-        refusal.node = named[1] if named else None
-        raise refusal from error
 
 
 def open_archives(archives: list[bytes], **options) -> symmc.Program:

@@ -25,8 +25,6 @@ class DecomposedGraph:
         self.module = torch.fx.GraphModule(module, copy_graph(module.graph, known := {}))
         self.origins = {node.meta[NUMBER]: node.meta[NUMBER] for node in known.values()}
         """For each node by its number the node of the given graph that it is part of."""
-        self.is_changed = False
-        """Whether any operator is replaced."""
 
     def decompose(self, number: int) -> bool:
         """Replaces a node by its definition. Returns whether the definition differs from the node."""
@@ -45,7 +43,6 @@ class DecomposedGraph:
                     known[inner] = self._copied(inner, node, known)
         results = pytree.tree_map_only(torch.fx.Node, known.__getitem__, _returned(part))
         self._replace(node, results)
-        self.is_changed = True
         return True
 
     def _copied(self, inner: torch.fx.Node, node: torch.fx.Node, known: dict) -> torch.fx.Node:

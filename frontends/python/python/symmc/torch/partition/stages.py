@@ -21,7 +21,7 @@ def plan_whole(module: torch.fx.GraphModule, search: PartitionSearch):
     with refusing_on_all_ranks(process_groups_in(module.graph), search.options.timeout):
         lifted = LiftedGraph.from_module(module)
         device_of(lifted)
-    if not lifted.exported.graph_signature.output_specs:
+    if not lifted.program.outputs:
         return FallbackGraph(module, "eager")
     planned = PlannedGraph(lifted, search.options, search.may_fix_sizes, search.sizes, search.arenas)
     search.runners.append(planned.runner)

@@ -51,7 +51,7 @@ class PlannedGraph:
         self.on_other_devices = [k for k, at in enumerate(self.lifted.inputs) if values[at].device != self.device]
         self.select_inputs = _input_selector(self.lifted.inputs, len(values))
         self.host_results = [k for k, device in enumerate(self.lifted.devices) if device != self.device]
-        options = op_definitions.select_for_graph(options, lifted.exported.graph)
+        options = op_definitions.select_for_graph(options, lifted.program.graph)
         ranks, groups = process_groups.connect_groups(self.lifted.groups, options.timeout)
         symbols = [symbol for symbol, _, _ in self.symbol_sources]
         self.runner = PlanRunner(self.lifted, symbols, ranks, groups, options, may_fix_sizes, arenas)
@@ -60,7 +60,7 @@ class PlannedGraph:
     def _reject_unknown_operators(self, program: symmc.Program) -> None:
         """Raises for unsupported operators, if there are any."""
         if program.opaque:
-            nodes = refused_nodes.find_unknown_nodes(program, self.lifted.exported.graph)
+            nodes = refused_nodes.find_unknown_nodes(program, self.lifted.program.graph)
             names = ", ".join(sorted(set(program.opaque.values())))
             error = symmc.UnsupportedError(f"unsupported operators: {names}")
             raise RefusedNodes({node.meta[NUMBER]: f"{node.target}{UNKNOWN}" for node in nodes}, error)
@@ -72,7 +72,7 @@ class PlannedGraph:
         except GraphsDiffer:
             raise
         except symmc.Error as error:
-            node = refused_nodes.find_refused_node(error, self.lifted.exported.graph)
+            node = refused_nodes.find_refused_node(error, self.lifted.program.graph)
             if node is None:
                 raise
             raise RefusedNodes({node.meta[NUMBER]: str(error)}, error) from error
@@ -123,7 +123,7 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
 
 def device_of(lifted: LiftedGraph) -> torch.device:
     """The device of a graph: the GPU of its tensors, or the host if none is on a GPU."""
-    tensors = [node.meta["val"] for node in lifted.exported.graph.nodes if _is_tensor(node)]
+    tensors = [node.meta["val"] for node in lifted.program.graph.nodes if _is_tensor(node)]
     gpus = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
     others = {tensor.device.type for tensor in tensors} - {"cpu", "cuda"}
     if others or len(gpus) > 1:
