@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use symmc_import::{Compositions, Emit, RuleCall};
+use symmc_import::{Compositions, Emit, RuleCall, unsupported, unsupported_if};
 use symmc_ir::{DType, Dim, GraphBuilder, InputKind, Scalar, Tensor, TensorType, ValueDef, ValueId};
 
 use crate::error::FailureReason;
@@ -136,18 +136,18 @@ impl<'c, 'p> OpCall<'c, 'p> {
         let node = self.node;
         let read = self.read.take();
         for (i, name) in node.input.iter().enumerate() {
-            if !read.operands.contains(&i) && self.operand_name(i).is_some() {
-                return Err(RuleFailure::Opaque(format!("operand {i} (`{name}`) is not supported")));
-            }
+            unsupported_if!(
+                !read.operands.contains(&i) && self.operand_name(i).is_some(),
+                "operand {i} (`{name}`) is not supported"
+            );
         }
         for (_, a) in node.attribute.iter().enumerate().filter(|(i, _)| !read.attributes.contains(i)) {
             let Some(attribute) = self.resolve_attribute(a) else { continue };
-            if !self.schema.attribute(&a.name).is_some_and(|s| s.is_default(attribute)) {
-                return Err(RuleFailure::Opaque(format!(
-                    "the attribute {} is not supported",
-                    describe_attribute(attribute)
-                )));
-            }
+            unsupported_if!(
+                !self.schema.attribute(&a.name).is_some_and(|s| s.is_default(attribute)),
+                "the attribute {} is not supported",
+                describe_attribute(attribute)
+            );
         }
         Ok(())
     }
@@ -252,7 +252,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
         } else {
             "it depends on data"
         };
-        Err(RuleFailure::Opaque(format!("`{name}` ({what}) is not known at import: {why}")))
+        unsupported!("`{name}` ({what}) is not known at import: {why}")
     }
 
     /// The elements of an optional integer operand. Fails if they are not constants.
@@ -356,7 +356,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
         let Some(code) = self.opt_int(name)? else { return Ok(None) };
         match tensor_data::dtype_from_code(i32::try_from(code).unwrap_or(-1)) {
             Ok(d) => Ok(Some(d)),
-            Err(found) => Err(RuleFailure::Opaque(format!("{found} is not supported"))),
+            Err(found) => unsupported!("{found} is not supported"),
         }
     }
 

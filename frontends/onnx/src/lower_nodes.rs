@@ -5,6 +5,7 @@
 //! checks each result against its declared type. An op without a rule becomes opaque if its result types are
 //! declared.
 
+use symmc_import::invalid;
 use symmc_ir::text::with_symbol_names;
 use symmc_ir::{DType, Op};
 
@@ -90,10 +91,7 @@ impl<'p> ImportLowering<'p> {
             return Err(RuleFailure::Opaque(why.into()));
         };
         let Some(version) = self.scope.opsets.get(normalize_domain(&node.domain)).copied() else {
-            return Err(RuleFailure::Invalid(format!(
-                "expected an opset_import for the domain `{}`, found none",
-                node.domain
-            )));
+            return invalid!("expected an opset_import for the domain `{}`, found none", node.domain);
         };
         let schema = ops::find_definition(row, version).map_err(RuleFailure::Invalid)?;
         schema

@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-use symmc_import::Emit;
+use symmc_import::{Emit, unsupported};
 use symmc_ir::{DType, Dim, Scalar, ValueId};
 
 use crate::dtype;
@@ -403,7 +403,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             Argument::SymFloat(s) => Scalar::Float(symmc_ir::FloatAttribute(self.sym_float(s)?)),
             Argument::SymInt(s) => match self.sym_size(s)?.as_const() {
                 Some(i) => Scalar::Int(i),
-                None => return Err(RuleFailure::Opaque(format!("`{name}` is a symbolic number"))),
+                None => return unsupported!("`{name}` is a symbolic number"),
             },
             other => return self.fail_argument_kind(name, "a number", other),
         })
@@ -498,7 +498,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             None => Ok(None),
             Some(d) => match d.as_const() {
                 Some(i) => Ok(Some(i)),
-                None => Err(RuleFailure::Opaque(format!("`{name}` is symbolic"))),
+                None => unsupported!("`{name}` is symbolic"),
             },
         }
     }
@@ -667,7 +667,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
     pub fn require_results_unread_from(&self, known: usize) -> RuleResult {
         match (known..self.results.len()).find(|&i| self.is_result_read(i)) {
             None => Ok(()),
-            Some(i) => Err(RuleFailure::Opaque(format!("result {i} is used, which is not supported"))),
+            Some(i) => unsupported!("result {i} is used, which is not supported"),
         }
     }
 

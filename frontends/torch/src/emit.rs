@@ -1,7 +1,7 @@
 //! The implicit dtype conversions of PyTorch, and groups by name. The other emitting methods are those of
 //! [`symmc_import::emit`].
 
-use symmc_import::{Compositions, Emit, RuleCall};
+use symmc_import::{Compositions, Emit, RuleCall, invalid};
 use symmc_ir::{BinaryOp, DType, GraphBuilder, GroupId, Op, TensorType, ValueDef, ValueId};
 
 use crate::call::{CallOperand, OpCall};
@@ -144,9 +144,9 @@ impl OpCall<'_, '_> {
         };
         let name = match group {
             Ok(Some(name)) => name,
-            Ok(None) => return Err(RuleFailure::Invalid("expected the name of a group, found none".into())),
+            Ok(None) => return invalid!("expected the name of a group, found none"),
             Err(RuleFailure::Invalid(m)) => {
-                return Err(RuleFailure::Invalid(format!("the group must be a name: {m}")));
+                return invalid!("the group must be a name: {m}");
             }
             Err(e) => return Err(e),
         };

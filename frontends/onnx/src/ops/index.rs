@@ -1,12 +1,12 @@
 //! Reading and writing by index. Negative indices of ONNX count from the end, which the IR does not support.
 //! An index is therefore wrapped, unless the nodes that compute it show that it is never negative.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("Gather", 13, "take; slice where the index is a constant", gather),
@@ -19,9 +19,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     }),
     row("GatherND", 13, "index", |c| {
         let x = c.tensor(0)?;
-        if c.flag("batch_dims")? {
-            return Err(RuleFailure::Opaque("batch axes are not supported".into()));
-        }
+        unsupported_if!(c.flag("batch_dims")?, "batch axes are not supported");
         let mut operands = vec![x];
         operands.extend(coordinate_indices(c, x)?);
         c.emit("index", Op::Index { axis: 0 }, &operands)
@@ -35,7 +33,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
             None | Some("none") => false,
             Some("add") => true,
             Some(other) => {
-                return Err(RuleFailure::Opaque(format!("the reduction `{other}` is not supported")));
+                return unsupported!("the reduction `{other}` is not supported");
             }
         };
         let mut operands = vec![x, source];
@@ -55,12 +53,11 @@ fn gather(c: &mut OpCall<'_, '_>) -> RuleResult {
         let start = c.index_from_start(Dim::from(index), &n);
         let low = c.dim_bounds(&start).1;
         let high = c.dim_bounds(&(n.clone() - start.clone())).1;
-        if low < 0 || high <= 0 {
-            return Err(RuleFailure::Invalid(format!(
-                "expected an index from -{0} to {0} - 1, found {index}",
-                c.display_dim(&n)
-            )));
-        }
+        invalid_if!(
+            low < 0 || high <= 0,
+            "expected an index from -{0} to {0} - 1, found {index}",
+            c.display_dim(&n)
+        );
         let slice = c.slice(x, axis, start, 1.into(), 1)?;
         let y = if data.shape().is_empty() { c.drop_axis(slice, axis)? } else { slice };
         return c.set_only_result(y);
@@ -75,16 +72,13 @@ fn gather(c: &mut OpCall<'_, '_>) -> RuleResult {
 fn coordinate_indices(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Vec<ValueId>> {
     let index = c.tensor(1)?;
     let Some(last) = c.rank(index).checked_sub(1) else {
-        return Err(RuleFailure::Invalid("expected indices with an axis, found none".into()));
+        return invalid!("expected indices with an axis, found none");
     };
     let count = c.extent(index, last).as_const();
     let Some(count) = count.filter(|n| (1..=c.rank(x) as i64).contains(n)) else {
         let rank = c.rank(x);
         let extent = c.extent(index, last);
-        return Err(RuleFailure::Invalid(format!(
-            "expected 1 to {rank} coordinates, found {}",
-            c.display_dim(&extent)
-        )));
+        return invalid!("expected 1 to {rank} coordinates, found {}", c.display_dim(&extent));
     };
     let mut out = Vec::new();
     for axis in 0..count as usize {
@@ -107,7 +101,7 @@ fn scatter(c: &mut OpCall<'_, '_>) -> RuleResult {
         Some("max") => Some(ReductionKind::Max),
         Some("min") => Some(ReductionKind::Min),
         Some(other) => {
-            return Err(RuleFailure::Invalid(format!("expected a known reduction, found `{other}`")));
+            return invalid!("expected a known reduction, found `{other}`");
         }
     };
     let index = c.wrap_negative_index(index, &c.extent(x, axis))?;
@@ -121,7 +115,7 @@ fn one_hot(c: &mut OpCall<'_, '_>) -> EmitResult {
     let depth = match c.ints(1, "the depth")?.dims.as_slice() {
         [one] => one.clone(),
         many => {
-            return Err(RuleFailure::Invalid(format!("expected one number as depth, found {}", many.len())));
+            return invalid!("expected one number as depth, found {}", many.len());
         }
     };
     let values = c.tensor(2)?;

@@ -6,7 +6,7 @@
 //! that form. Dropout is rejected, so the random state is imported as zeros, which the gradient does not
 //! read. Gradients of masks stay opaque.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, invalid_if, unsupported, unsupported_if};
 use symmc_ir::attention::causal_bounds_if;
 use symmc_ir::{DType, Dim, FloatAttribute, Op, Scalar, TensorType, ValueId};
 
@@ -88,9 +88,7 @@ fn fused_attention(c: &mut OpCall<'_, '_>, mask: MaskArgument) -> RuleResult {
         random_state(c, result)?;
     }
     let computed = c.bool_or("compute_log_sumexp", true)? && c.bool_or("compute_logsumexp", true)?;
-    if c.is_result_read(1) && !computed {
-        return Err(RuleFailure::Opaque("the log-sum-exp is used, but was not requested".into()));
-    }
+    unsupported_if!(c.is_result_read(1) && !computed, "the log-sum-exp is used, but was not requested");
     attention(c, mask)
 }
 
@@ -104,9 +102,7 @@ fn attention(c: &mut OpCall<'_, '_>, mask: MaskArgument) -> RuleResult {
     let mask = mask.read(c)?;
     let causal = c.bool_or("is_causal", false)?;
     let rank = c.rank(q);
-    if rank < 2 {
-        return Err(RuleFailure::Invalid(format!("expected a query of at least two axes, found {rank}")));
-    }
+    invalid_if!(rank < 2, "expected a query of at least two axes, found {rank}");
     let scale = c.attention_scale(q, c.opt_scalar("scale")?.map(Scalar::as_f64))?;
     let operands = [expand_heads(c, q, q, rank)?, expand_heads(c, k, q, rank)?, expand_heads(c, v, q, rank)?];
     if !c.is_result_read(1) {
@@ -177,7 +173,7 @@ fn random_state(c: &mut OpCall<'_, '_>, result: usize) -> RuleResult {
             c.set_result(result, zero);
             Ok(())
         }
-        _ => Err(RuleFailure::Opaque(format!("result {result} is used, which is not supported"))),
+        _ => unsupported!("result {result} is used, which is not supported"),
     }
 }
 
@@ -223,9 +219,7 @@ fn from_declared_log_sum_exp(c: &mut OpCall<'_, '_>, sums: ValueId, q: ValueId) 
     if c.rank(sums) == rows.len() + 1 {
         sums = c.drop_axis(sums, rows.len())?;
     }
-    if c.rank(sums) != rows.len() {
-        return Err(RuleFailure::Opaque(format!("the log-sum-exp has {} axes", c.rank(sums))));
-    }
+    unsupported_if!(c.rank(sums) != rows.len(), "the log-sum-exp has {} axes", c.rank(sums));
     let row_axis = rows.len() - 1;
     sums = c.slice(sums, row_axis, Dim::from(0), rows[row_axis].clone(), 1)?;
     c.cast(sums, c.dtype(q).compute_dtype())
@@ -245,12 +239,7 @@ fn gradient(c: &mut OpCall<'_, '_>, of_result: &str, mask: MaskArgument) -> Rule
     let v = c.tensor("value")?;
     let mask = mask.read(c)?;
     let causal = c.bool_or("is_causal", false)?;
-    if c.rank(q) < 3 {
-        return Err(RuleFailure::Invalid(format!(
-            "expected a query of at least three axes, found {}",
-            c.rank(q)
-        )));
-    }
+    invalid_if!(c.rank(q) < 3, "expected a query of at least three axes, found {}", c.rank(q));
     let scale = c.attention_scale(q, c.opt_scalar("scale")?.map(Scalar::as_f64))?;
     let sums = c.tensor("logsumexp")?;
     let sums = from_declared_log_sum_exp(c, sums, q)?;
@@ -271,9 +260,7 @@ fn expand_heads(c: &mut OpCall<'_, '_>, x: ValueId, q: ValueId, rank: usize) -> 
     }
     let extents = c.shape(x);
     let mut shape = c.shape(q);
-    if extents.len() > rank {
-        return Err(RuleFailure::Opaque("key or value has more axes than the query".into()));
-    }
+    unsupported_if!(extents.len() > rank, "key or value has more axes than the query");
     let new = rank - extents.len();
     for (axis, d) in extents.iter().enumerate() {
         if axis + new + 3 >= rank || d.as_const() != Some(1) {

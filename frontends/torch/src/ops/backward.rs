@@ -1,6 +1,6 @@
 //! The backward ops of traced training graphs, in terms of forward ones.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, invalid, invalid_if};
 use symmc_ir::{BinaryOp, DType, FloatAttribute, ReductionKind, Scalar, UnaryOp, ValueId};
 
 use super::slicing::{replace_slice, write_slice};
@@ -171,7 +171,7 @@ fn gelu_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
             c.binary(BinaryOp::Add, left_term, right)?
         }
         Some(other) => {
-            return Err(RuleFailure::Invalid(format!("expected approximate none or tanh, found `{other}`")));
+            return invalid!("expected approximate none or tanh, found `{other}`");
         }
     };
     c.binary(BinaryOp::Mul, gradient, slope)
@@ -181,9 +181,7 @@ fn gelu_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn split_axes(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<(Vec<usize>, Vec<usize>)> {
     let rank = c.rank(x);
     let axes = c.dims("normalized_shape")?.len();
-    if axes > rank {
-        return Err(RuleFailure::Invalid(format!("expected at most {rank} normalized axes, found {axes}")));
-    }
+    invalid_if!(axes > rank, "expected at most {rank} normalized axes, found {axes}");
     Ok(((0..rank - axes).collect(), (rank - axes..rank).collect()))
 }
 

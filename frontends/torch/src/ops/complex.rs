@@ -15,8 +15,8 @@ mod components;
 mod fourier;
 mod per_component;
 
-use symmc_import::Emit;
-use symmc_ir::{BinaryOp, Dim, UnaryOp};
+use symmc_import::{Emit, invalid};
+use symmc_ir::{BinaryOp, DType, Dim, Scalar, UnaryOp};
 
 use super::{OpRule, RuleRow, row, row_of_results};
 use crate::aliasing::note_alias;
@@ -168,7 +168,7 @@ fn component_of_first(c: &mut OpCall<'_, '_>, which: i64) -> EmitResult {
 /// Negates the imaginary part: the components are multiplied by 1 and -1.
 fn conjugate(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
-    let signs = c.iota(2.into(), 1, -2, symmc_ir::DType::I64)?;
+    let signs = c.iota(2.into(), 1, -2, DType::I64)?;
     let signs = c.cast(signs, c.dtype(x))?;
     let y = c.binary(BinaryOp::Mul, x, signs)?;
     note_alias(c, y, x);
@@ -181,7 +181,7 @@ fn copy_complex(c: &mut OpCall<'_, '_>) -> EmitResult {
     let from = c.tensor("src")?;
     let value = match (is_first_complex(c), is_complex(c, "src")) {
         (true, false) => {
-            let zero = c.full(symmc_ir::Scalar::Int(0), c.dtype(from), c.shape(from))?;
+            let zero = c.full(Scalar::Int(0), c.dtype(from), c.shape(from))?;
             join_components(c, from, zero)?
         }
         (false, true) => component(c, from, 0)?,
@@ -209,7 +209,7 @@ fn convert_complex(c: &mut OpCall<'_, '_>) -> RuleResult {
         }
         (false, _) => {
             let y = c.cast(x, result_type.dtype)?;
-            let zero = c.full(symmc_ir::Scalar::Int(0), result_type.dtype, c.shape(y))?;
+            let zero = c.full(Scalar::Int(0), result_type.dtype, c.shape(y))?;
             set_complex_result(c, y, zero)
         }
     }
@@ -232,11 +232,7 @@ fn expand(c: &mut OpCall<'_, '_>) -> EmitResult {
     let mut shape = c.dims("size")?;
     shape.push(2.into());
     let Some(new) = shape.len().checked_sub(extents.len()) else {
-        return Err(RuleFailure::Invalid(format!(
-            "expected at least {} axes, found {}",
-            complex_rank(c, x),
-            shape.len() - 1
-        )));
+        return invalid!("expected at least {} axes, found {}", complex_rank(c, x), shape.len() - 1);
     };
     for (d, o) in shape.iter_mut().skip(new).zip(extents) {
         if d.as_const() == Some(-1) {

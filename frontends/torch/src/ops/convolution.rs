@@ -2,13 +2,13 @@
 //! each element of the kernel are concatenated and multiplied by the kernel as a matrix. A kernel with too
 //! many elements stays opaque.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, invalid, invalid_if, unsupported};
 use symmc_ir::{Dim, ReductionKind, ValueId};
 
 use super::windows::{WindowGeometry, transposed_columns, window_columns};
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.conv1d.default", "pad, slice, concat, matmul_unrounded, add, cast", |c| {
@@ -39,16 +39,14 @@ impl ConvolutionLayout {
     fn from_call(c: &OpCall<'_, '_>, w: ValueId, axes: usize) -> RuleResult<ConvolutionLayout> {
         let kernel_shape = c.shape(w).iter().map(Dim::as_const).collect::<Option<Vec<i64>>>();
         let Some(kernel_shape) = kernel_shape else {
-            return Err(RuleFailure::Opaque("the kernel has a symbolic extent".into()));
+            return unsupported!("the kernel has a symbolic extent");
         };
         let [outer, inner, kernel @ ..] = kernel_shape.as_slice() else {
-            return Err(RuleFailure::Invalid(format!("expected a kernel of {} axes", axes + 2)));
+            return invalid!("expected a kernel of {} axes", axes + 2);
         };
         let windows = WindowGeometry::from_call(c, kernel.to_vec(), 1)?;
         let groups = c.int_or("groups", 1)?;
-        if groups < 1 || outer % groups != 0 {
-            return Err(RuleFailure::Invalid(format!("expected groups that divide {outer}, found {groups}")));
-        }
+        invalid_if!(groups < 1 || outer % groups != 0, "expected groups that divide {outer}, found {groups}");
         let is_transposed = c.bool_or("transposed", false)?;
         Ok(ConvolutionLayout { windows, groups, outer: *outer, inner: *inner, is_transposed })
     }
@@ -61,9 +59,7 @@ impl ConvolutionLayout {
         }
         let inner = self.inner;
         let groups = self.groups;
-        Err(RuleFailure::Invalid(format!(
-            "expected {inner} channels in each of {groups} groups, found {actual:?}"
-        )))
+        invalid!("expected {inner} channels in each of {groups} groups, found {actual:?}")
     }
 
     fn input_channels(&self) -> Option<i64> {
@@ -170,14 +166,13 @@ fn convolution(c: &mut OpCall<'_, '_>, axes: Option<usize>) -> EmitResult {
     let w = c.tensor("weight")?;
     let bias = c.opt_tensor("bias")?;
     let n = axes.unwrap_or(c.rank(w).saturating_sub(2));
-    if n == 0 || c.rank(w) != n + 2 || !(c.rank(x) == n + 2 || c.rank(x) == n + 1) {
-        let rank = c.rank(x);
-        let kernel = c.rank(w);
-        return Err(RuleFailure::Invalid(format!(
-            "expected {} axes, found {rank} and a kernel of {kernel}",
-            n + 2
-        )));
-    }
+    invalid_if!(
+        n == 0 || c.rank(w) != n + 2 || !(c.rank(x) == n + 2 || c.rank(x) == n + 1),
+        "expected {} axes, found {rank} and a kernel of {kernel}",
+        n + 2,
+        rank = c.rank(x),
+        kernel = c.rank(w)
+    );
     let single = c.rank(x) == n + 1;
     let x = if single { c.unsqueeze(x, 0)? } else { x };
     let layout = ConvolutionLayout::from_call(c, w, n)?;
@@ -210,14 +205,13 @@ fn backward(c: &mut OpCall<'_, '_>) -> RuleResult {
     let x = c.tensor("input")?;
     let w = c.tensor("weight")?;
     let n = c.rank(w).saturating_sub(2);
-    if n == 0 || c.rank(x) != n + 2 || c.rank(gradient) != n + 2 {
-        let rank = c.rank(gradient);
-        let operand_rank = c.rank(x);
-        return Err(RuleFailure::Invalid(format!(
-            "expected {} axes, found {rank} and {operand_rank}",
-            n + 2
-        )));
-    }
+    invalid_if!(
+        n == 0 || c.rank(x) != n + 2 || c.rank(gradient) != n + 2,
+        "expected {} axes, found {rank} and {operand_rank}",
+        n + 2,
+        rank = c.rank(gradient),
+        operand_rank = c.rank(x)
+    );
     let layout = ConvolutionLayout::from_call(c, w, n)?;
     if c.is_result_read(0) {
         let y = if layout.is_transposed {

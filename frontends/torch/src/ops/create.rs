@@ -1,12 +1,12 @@
 //! Ops that create tensors: fills, ranges, triangles.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, invalid, unsupported};
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Scalar, ValueId};
 
 use super::{RuleRow, row};
 use crate::call::{CallOperand, OpCall};
 use crate::dtype;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.full", "full", |c| filled_tensor(c, FillTemplate::Size, None)),
@@ -122,7 +122,7 @@ fn arange(c: &mut OpCall<'_, '_>) -> EmitResult {
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(DType::I64);
     let Some(by) = by.as_const().filter(|s| *s != 0) else {
-        return Err(RuleFailure::Opaque("the step is symbolic or zero".into()));
+        return unsupported!("the step is symbolic or zero");
     };
     c.range(&first, &last, by, dtype)
 }
@@ -169,9 +169,9 @@ fn range_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
         lengths.filter(|l| l.iter().all(|(_, forward)| *forward) && l.windows(2).all(|w| w[0] == w[1]));
     let len = equal_lengths.and_then(|l| i64::try_from(l.first()?.0).ok());
     let Some(len) = len else {
-        return Err(RuleFailure::Invalid(format!(
+        return invalid!(
             "expected ranges of the same length on all ranks, found starts {starts:?}, ends {ends:?} and step {step}"
-        )));
+        );
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(DType::I64);
     let start = c.per_rank_input(start)?;
@@ -195,7 +195,7 @@ fn range_length(start: i64, end: i64, step: i64) -> Option<(u128, bool)> {
 fn float_range(c: &mut OpCall<'_, '_>, start: &CallOperand, step: &CallOperand) -> EmitResult {
     let declared = c.declared_result_type(0)?;
     let (CallOperand::Scalar(step), [len]) = (step, declared.shape.as_slice()) else {
-        return Err(RuleFailure::Opaque("the step is a symbolic float".into()));
+        return unsupported!("the step is a symbolic float");
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
     let y = match start {
@@ -205,7 +205,7 @@ fn float_range(c: &mut OpCall<'_, '_>, start: &CallOperand, step: &CallOperand) 
             let y = c.iota(len.clone(), 0, step.as_i64(), dtype)?;
             c.emit_binary(BinaryOp::Add, &CallOperand::Tensor(y), start, dtype)?
         }
-        _ => return Err(RuleFailure::Opaque("the start is a symbolic float".into())),
+        _ => return unsupported!("the start is a symbolic float"),
     };
     Ok(y)
 }

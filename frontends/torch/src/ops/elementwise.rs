@@ -3,13 +3,13 @@
 //! Operands are first converted to PyTorch's common dtype. Functions that PyTorch computes in floating point
 //! convert integers to its default float dtype.
 
-use symmc_import::{Emit, EmitFunctions, RuleCall};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, unsupported};
 use symmc_ir::{BinaryOp, DType, FloatAttribute, Scalar, UnaryOp, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
 use crate::dtype;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult, Term};
 use crate::schema::Argument;
 use crate::subclasses::{ACCESS, LOCAL_TENSOR};
 
@@ -60,11 +60,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.logical_and", "and of bools", |c| logical(c, BinaryOp::And)),
     row("aten.logical_or", "or of bools", |c| logical(c, BinaryOp::Or)),
     row("aten.logical_xor", "xor of bools", |c| logical(c, BinaryOp::Xor)),
-    row("aten.logical_not", "not of a bool", |c| {
-        let x = c.first_tensor()?;
-        let x = to_truth_value(c, x)?;
-        c.unary(UnaryOp::Not, x)
-    }),
+    row("aten.logical_not", "not of a bool", |c| formula(c, |x| !x.cast(DType::Bool))),
     row("aten.bitwise_not", "not", |c| unary(c, UnaryOp::Not)),
     row("aten.neg", "neg", |c| unary(c, UnaryOp::Neg)),
     row("aten.abs", "abs", |c| unary(c, UnaryOp::Abs)),
@@ -82,49 +78,35 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.sin", "sin", |c| float_unary(c, UnaryOp::Sin)),
     row("aten.cos", "cos", |c| float_unary(c, UnaryOp::Cos)),
     row("aten.erf", "erf", |c| float_unary(c, UnaryOp::Erf)),
-    row("aten.exp2", "pow(2, x)", |c| {
-        let x = floating_first(c)?;
-        c.scalar_binary(BinaryOp::Pow, Scalar::Int(2), x)
-    }),
-    row("aten.log2", "log * 1/ln 2", |c| scaled_log(c, std::f64::consts::LOG2_E)),
-    row("aten.log10", "log * 1/ln 10", |c| scaled_log(c, std::f64::consts::LOG10_E)),
-    row("aten.log1p", "select of log, in f64", |c| through_f64(c, |c, x| c.log1p(x))),
-    row("aten.expm1", "tanh(x / 2) * (exp(x) + 1), in f64", |c| through_f64(c, |c, x| c.expm1(x))),
+    row("aten.exp2", "pow(2, x)", |c| float_formula(c, |x| x.power_of(2.0))),
+    row("aten.log2", "log * 1/ln 2", |c| float_formula(c, |x| x.log() * std::f64::consts::LOG2_E)),
+    row("aten.log10", "log * 1/ln 10", |c| float_formula(c, |x| x.log() * std::f64::consts::LOG10_E)),
+    row("aten.log1p", "select of log, in f64", |c| through_f64(c, |x| x.log1p())),
+    row("aten.expm1", "tanh(x / 2) * (exp(x) + 1), in f64", |c| through_f64(c, |x| x.expm1())),
     row("aten.erfc", "1 - erf(x), or a continued fraction, in f64", |c| {
         let x = c.first_tensor()?;
         let (start, terms) = if c.dtype(x) == DType::F64 { (2.0, 40) } else { (3.0, 12) };
-        through_f64(c, |c, x| c.complementary_erf(x, start, terms))
+        through_f64(c, |x| x.complementary_erf(start, terms))
     }),
-    row("aten.erfinv", "log, sqrt, erf, exp, in f64", |c| through_f64(c, inverse_erf)),
-    row("aten.sinh", "tanh(x / 2) * (1 + cosh(x)), in f64", |c| through_f64(c, |c, x| c.sinh(x))),
-    row("aten.cosh", "(exp(x) + exp(-x)) / 2, in f64", |c| through_f64(c, |c, x| c.cosh(x))),
+    row("aten.erfinv", "log, sqrt, erf, exp, in f64", |c| through_f64(c, |x| x.inverse_erf())),
+    row("aten.sinh", "tanh(x / 2) * (1 + cosh(x)), in f64", |c| through_f64(c, |x| x.sinh())),
+    row("aten.cosh", "(exp(x) + exp(-x)) / 2, in f64", |c| through_f64(c, |x| x.cosh())),
     row("aten.square", "mul", |c| {
-        let x = c.first_tensor()?;
         // PyTorch computes it as a power with an integer exponent, so bools become integers.
-        let x = if c.dtype(x) == DType::Bool { c.cast(x, DType::I64)? } else { x };
-        c.binary(BinaryOp::Mul, x, x)
+        formula(c, |x| if x.dtype() == DType::Bool { x.cast(DType::I64).square() } else { x.square() })
     }),
-    row("aten.tan", "sin / cos", |c| {
-        let x = floating_first(c)?;
-        let s = c.unary(UnaryOp::Sin, x)?;
-        let k = c.unary(UnaryOp::Cos, x)?;
-        c.binary(BinaryOp::Div, s, k)
-    }),
+    row("aten.tan", "sin / cos", |c| float_formula(c, |x| x.tan())),
     row("aten.atan2", "atan2", |c| float_binary(c, BinaryOp::Atan2)),
     row("aten.arctan2", "atan2", |c| float_binary(c, BinaryOp::Atan2)),
-    row("aten.atan", "atan2(x, 1)", |c| on_float_tensor(c, |c, x| c.binary_float(BinaryOp::Atan2, x, 1.0))),
-    row("aten.arctan", "atan2(x, 1)", |c| on_float_tensor(c, |c, x| c.binary_float(BinaryOp::Atan2, x, 1.0))),
-    row("aten.asin", "atan2(x, sqrt((1 - x) * (1 + x)))", |c| on_float_tensor(c, |c, x| c.arc_sine(x))),
-    row("aten.arcsin", "atan2(x, sqrt((1 - x) * (1 + x)))", |c| on_float_tensor(c, |c, x| c.arc_sine(x))),
-    row("aten.acos", "atan2(sqrt((1 - x) * (1 + x)), x)", |c| on_float_tensor(c, |c, x| c.arc_cosine(x))),
-    row("aten.arccos", "atan2(sqrt((1 - x) * (1 + x)), x)", |c| on_float_tensor(c, |c, x| c.arc_cosine(x))),
+    row("aten.atan", "atan2(x, 1)", |c| float_formula(c, |x| x.atan2(1.0))),
+    row("aten.arctan", "atan2(x, 1)", |c| float_formula(c, |x| x.atan2(1.0))),
+    row("aten.asin", "atan2(x, sqrt((1 - x) * (1 + x)))", |c| float_formula(c, |x| x.arc_sine())),
+    row("aten.arcsin", "atan2(x, sqrt((1 - x) * (1 + x)))", |c| float_formula(c, |x| x.arc_sine())),
+    row("aten.acos", "atan2(sqrt((1 - x) * (1 + x)), x)", |c| float_formula(c, |x| x.arc_cosine())),
+    row("aten.arccos", "atan2(sqrt((1 - x) * (1 + x)), x)", |c| float_formula(c, |x| x.arc_cosine())),
     row("aten.isnan", "is_nan", |c| float_unary(c, UnaryOp::IsNan)),
     row("aten.isfinite", "is_finite", |c| float_unary(c, UnaryOp::IsFinite)),
-    row("aten.isinf", "eq of abs with infinity", |c| {
-        let x = floating_first(c)?;
-        let x = c.unary(UnaryOp::Abs, x)?;
-        c.binary_float(BinaryOp::Eq, x, f64::INFINITY)
-    }),
+    row("aten.isinf", "eq of abs with infinity", |c| float_formula(c, |x| x.is_infinite())),
     row("aten.clamp", "max, min", clamp),
     row("aten.clip", "max, min", clamp),
     row("aten.clamp_min", "max", clamp),
@@ -162,9 +144,9 @@ fn local_tensor(c: &mut OpCall<'_, '_>) -> EmitResult {
         Some(Argument::String(attribute)) if **attribute == *LOCAL_TENSOR => c.first_tensor(),
         argument => {
             let actual = argument.map_or("none".into(), |a| a.describe());
-            Err(RuleFailure::Invalid(format!(
+            invalid!(
                 "of the tensors inside of a tensor subclass, expected `{LOCAL_TENSOR}` of a DTensor, found {actual}"
-            )))
+            )
         }
     }
 }
@@ -184,22 +166,24 @@ pub(super) fn unary(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
 }
 
 pub(super) fn float_unary(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
-    on_float_tensor(c, |c, x| c.unary(op, x))
+    float_formula(c, |x| x.unary(op))
 }
 
-fn on_float_tensor(
-    c: &mut OpCall<'_, '_>,
-    f: impl FnOnce(&mut OpCall<'_, '_>, ValueId) -> EmitResult,
-) -> EmitResult {
+/// A formula of the first operand.
+pub(super) fn formula(c: &mut OpCall<'_, '_>, f: impl for<'f> FnOnce(Term<'f>) -> Term<'f>) -> EmitResult {
+    let x = c.first_tensor()?;
+    c.formula([x], |[x]| f(x))
+}
+
+/// A formula of the first operand as a float.
+fn float_formula(c: &mut OpCall<'_, '_>, f: impl for<'f> FnOnce(Term<'f>) -> Term<'f>) -> EmitResult {
     let x = floating_first(c)?;
-    f(c, x)
+    c.formula([x], |[x]| f(x))
 }
 
 /// Rounding leaves integers unchanged.
 fn rounding(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
-    let x = c.first_tensor()?;
-    let y = if c.dtype(x).is_float() { c.unary(op, x)? } else { x };
-    Ok(y)
+    formula(c, |x| if x.dtype().is_float() { x.unary(op) } else { x })
 }
 
 fn floating_first(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -207,55 +191,12 @@ fn floating_first(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.cast_to_float(x)
 }
 
-/// Applies in f64 a function that loses precision by cancellation in narrower floats.
+/// A formula of the first operand in f64, for functions that lose precision by cancellation in narrower floats.
 pub(super) fn through_f64(
     c: &mut OpCall<'_, '_>,
-    f: impl FnOnce(&mut OpCall<'_, '_>, ValueId) -> EmitResult,
+    f: impl for<'f> FnOnce(Term<'f>) -> Term<'f>,
 ) -> EmitResult {
-    let x = floating_first(c)?;
-    let dtype = c.dtype(x);
-    let wide = c.cast(x, DType::F64)?;
-    let y = f(c, wide)?;
-    c.cast(y, dtype)
-}
-
-/// The inverse of `erf`: Winitzki's estimate, which is off by at most 2 in 1000, improved by Newton steps.
-fn inverse_erf(c: &mut OpCall<'_, '_>, y: ValueId) -> EmitResult {
-    const A: f64 = 0.147;
-    let square = c.binary(BinaryOp::Mul, y, y)?;
-    let complement = c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), square)?;
-    let log = c.unary(UnaryOp::Log, complement)?;
-    let half = c.binary_float(BinaryOp::Mul, log, 0.5)?;
-    let half = c.binary_float(BinaryOp::Add, half, 2.0 / (std::f64::consts::PI * A))?;
-    let inner = c.binary(BinaryOp::Mul, half, half)?;
-    let log = c.binary_float(BinaryOp::Div, log, A)?;
-    let inner = c.binary(BinaryOp::Sub, inner, log)?;
-    let inner = c.unary(UnaryOp::Sqrt, inner)?;
-    let x = c.binary(BinaryOp::Sub, inner, half)?;
-    // Rounding may give values slightly below zero.
-    let x = c.binary_float(BinaryOp::Max, x, 0.0)?;
-    let x = c.unary(UnaryOp::Sqrt, x)?;
-    let sign = c.unary(UnaryOp::Sign, y)?;
-    let mut x = c.binary(BinaryOp::Mul, x, sign)?;
-    for _ in 0..4 {
-        let erf = c.unary(UnaryOp::Erf, x)?;
-        let error = c.binary(BinaryOp::Sub, erf, y)?;
-        let slope = c.binary(BinaryOp::Mul, x, x)?;
-        let slope = c.unary(UnaryOp::Exp, slope)?;
-        let step = c.binary(BinaryOp::Mul, error, slope)?;
-        let step = c.binary_float(BinaryOp::Mul, step, std::f64::consts::PI.sqrt() / 2.0)?;
-        x = c.binary(BinaryOp::Sub, x, step)?;
-    }
-    let size = c.unary(UnaryOp::Abs, y)?;
-    let at_end = c.binary_float(BinaryOp::Eq, size, 1.0)?;
-    let end = c.binary_float(BinaryOp::Mul, y, f64::INFINITY)?;
-    c.select(at_end, end, x)
-}
-
-fn scaled_log(c: &mut OpCall<'_, '_>, factor: f64) -> EmitResult {
-    let x = floating_first(c)?;
-    let l = c.unary(UnaryOp::Log, x)?;
-    c.binary_float(BinaryOp::Mul, l, factor)
+    float_formula(c, |x| f(x.cast(DType::F64)).cast(x.dtype()))
 }
 
 fn binary(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
@@ -329,12 +270,10 @@ fn divide(c: &mut OpCall<'_, '_>) -> EmitResult {
         Some("trunc") => {
             let x = c.as_tensor(&a, common)?;
             let y = c.as_tensor(&b, common)?;
-            c.truncated_quotient(x, y)?
+            c.formula([x, y], |[x, y]| x.truncated_quotient(y))?
         }
         Some(other) => {
-            return Err(RuleFailure::Invalid(format!(
-                "expected rounding_mode floor or trunc, found `{other}`"
-            )));
+            return invalid!("expected rounding_mode floor or trunc, found `{other}`");
         }
     };
     Ok(y)
@@ -345,11 +284,7 @@ fn fmod(c: &mut OpCall<'_, '_>) -> EmitResult {
     let dtype = c.common_dtype(&[&a, &b]);
     let x = c.as_tensor(&a, dtype)?;
     let y = c.as_tensor(&b, dtype)?;
-    if !dtype.is_float() {
-        let y = c.truncated_remainder(x, y)?;
-        return Ok(y);
-    }
-    c.float_remainder(x, y)
+    c.formula([x, y], |[x, y]| if dtype.is_float() { x.float_remainder(y) } else { x.truncated_remainder(y) })
 }
 
 /// A power with the exponent 0.5 or -0.5 is a root. The root of -infinity is NaN.
@@ -406,9 +341,7 @@ fn clamp(c: &mut OpCall<'_, '_>) -> EmitResult {
 
 fn select(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (Some(a), Some(b)) = (c.opt_operand("self")?, c.opt_operand("other")?) else {
-        return Err(RuleFailure::Opaque(
-            "the number of result elements depends on the data of the condition".into(),
-        ));
+        return unsupported!("the number of result elements depends on the data of the condition");
     };
     let condition = c.tensor("condition")?;
     let condition = to_truth_value(c, condition)?;
@@ -428,54 +361,31 @@ fn masked_fill(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn lerp(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let x = c.first_tensor()?;
+    let start = c.first_tensor()?;
     let end = c.tensor("end")?;
-    let weight = c.operand("weight")?;
-    let dtype = c.dtype(x);
-    let difference = c.binary(BinaryOp::Sub, end, x)?;
     // PyTorch interpolates from the nearer end, so that both ends are exact.
-    let y = match &weight {
-        CallOperand::Scalar(w) if w.as_f64().abs() < 0.5 => lerp_from_start(c, x, difference, &weight)?,
-        CallOperand::Scalar(_) => lerp_from_end(c, end, difference, &weight, dtype)?,
-        other => {
-            let size = c.as_tensor(other, dtype)?;
-            let size = c.unary(UnaryOp::Abs, size)?;
-            let near = c.binary_float(BinaryOp::Lt, size, 0.5)?;
-            let from_start = lerp_from_start(c, x, difference, &weight)?;
-            let from_end = lerp_from_end(c, end, difference, &weight, dtype)?;
-            c.select(near, from_start, from_end)?
+    match c.operand("weight")? {
+        CallOperand::Scalar(weight) => {
+            let weight = weight.as_f64();
+            c.formula([start, end], |[start, end]| {
+                let difference = end - start;
+                if weight.abs() < 0.5 {
+                    start + difference * weight
+                } else {
+                    end - difference * (1.0 - weight)
+                }
+            })
         }
-    };
-    Ok(y)
-}
-
-fn lerp_from_start(
-    c: &mut OpCall<'_, '_>,
-    start: ValueId,
-    difference: ValueId,
-    weight: &CallOperand,
-) -> EmitResult {
-    let dtype = c.dtype(start);
-    let step = c.emit_binary(BinaryOp::Mul, &CallOperand::Tensor(difference), weight, dtype)?;
-    c.binary(BinaryOp::Add, start, step)
-}
-
-fn lerp_from_end(
-    c: &mut OpCall<'_, '_>,
-    end: ValueId,
-    difference: ValueId,
-    weight: &CallOperand,
-    dtype: DType,
-) -> EmitResult {
-    let complement = match weight {
-        CallOperand::Scalar(w) => CallOperand::Scalar(Scalar::Float(FloatAttribute(1.0 - w.as_f64()))),
-        other => {
-            let weight = c.as_tensor(other, dtype)?;
-            CallOperand::Tensor(c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), weight)?)
+        weight => {
+            let difference = c.binary(BinaryOp::Sub, end, start)?;
+            let weight = c.as_tensor(&weight, c.dtype(start))?;
+            c.formula([start, end, difference, weight], |[start, end, difference, weight]| {
+                let is_near = weight.abs().lt(0.5);
+                let from_start = start + difference * weight;
+                is_near.select(from_start, end - difference * (1.0 - weight))
+            })
         }
-    };
-    let step = c.emit_binary(BinaryOp::Mul, &CallOperand::Tensor(difference), &complement, dtype)?;
-    c.binary(BinaryOp::Sub, end, step)
+    }
 }
 
 /// `x + value * (a op b)`.
@@ -503,17 +413,11 @@ fn nan_to_num(c: &mut OpCall<'_, '_>) -> EmitResult {
     let nan = c.float_or("nan", 0.0)?;
     let high = c.float_or("posinf", largest)?;
     let low = c.float_or("neginf", -largest)?;
-    let mut y = x;
-    let is_nan = c.unary(UnaryOp::IsNan, x)?;
-    for (condition, value) in [(None, nan), (Some(f64::INFINITY), high), (Some(f64::NEG_INFINITY), low)] {
-        let condition = match condition {
-            None => is_nan,
-            Some(infinity) => c.binary_float(BinaryOp::Eq, x, infinity)?,
-        };
-        let fill = c.full(Scalar::Float(FloatAttribute(value)), dtype, vec![])?;
-        y = c.select(condition, fill, y)?;
-    }
-    Ok(y)
+    c.formula([x], |[x]| {
+        let y = x.is_nan().select(nan, x);
+        let y = x.eq(f64::INFINITY).select(high, y);
+        x.eq(f64::NEG_INFINITY).select(low, y)
+    })
 }
 
 /// Conversions of dtype. Device, layout and memory format do not affect the program.

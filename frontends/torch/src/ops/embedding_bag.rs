@@ -1,8 +1,8 @@
 //! Bags of embeddings: rows of a table, reduced per bag. Bag `b` has the indices from `offsets[b]` up to
 //! `offsets[b + 1]`.
 
-use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueId};
+use symmc_import::{Emit, invalid, invalid_if, unsupported_if};
+use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, TensorType, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
@@ -31,7 +31,7 @@ fn mode(c: &OpCall<'_, '_>) -> RuleResult<BagMode> {
         0 => Ok(BagMode::Sum),
         1 => Ok(BagMode::Mean),
         2 => Ok(BagMode::Max),
-        other => Err(RuleFailure::Invalid(format!("expected mode 0, 1 or 2, found {other}"))),
+        other => invalid!("expected mode 0, 1 or 2, found {other}"),
     }
 }
 
@@ -52,13 +52,12 @@ impl EmbeddingBags {
         let indices = c.tensor("indices")?;
         let offsets = c.tensor("offsets")?;
         let indices = if c.dtype(indices) == DType::Bool { c.cast(indices, DType::I64)? } else { indices };
-        if c.rank(indices) != 1 || c.rank(offsets) != 1 {
-            let a = c.rank(indices);
-            let b = c.rank(offsets);
-            return Err(RuleFailure::Invalid(format!(
-                "expected indices and offsets of one axis, found {a} and {b}"
-            )));
-        }
+        invalid_if!(
+            c.rank(indices) != 1 || c.rank(offsets) != 1,
+            "expected indices and offsets of one axis, found {a} and {b}",
+            a = c.rank(indices),
+            b = c.rank(offsets)
+        );
         let n = c.extent(indices, 0);
         // An index belongs to the last bag that starts at it or before it. Offsets are in ascending order.
         let offsets = c.slice(offsets, 0, 0.into(), count.clone(), 1)?;
@@ -83,9 +82,10 @@ impl EmbeddingBags {
         let indices = c.tensor("indices")?;
         let bag_of_index = c.tensor("offset2bag")?;
         let sizes = c.tensor("bag_size")?;
-        if c.shape(bag_of_index) != c.shape(indices) || c.rank(bag_of_index) != 1 {
-            return Err(RuleFailure::Opaque("`offset2bag` does not have the bag of each index".into()));
-        }
+        unsupported_if!(
+            c.shape(bag_of_index) != c.shape(indices) || c.rank(bag_of_index) != 1,
+            "`offset2bag` does not have the bag of each index"
+        );
         let counted = find_counted_indices(c, indices)?;
         Ok(EmbeddingBags { indices, bag_of_index, count, counted_indices: counted, sizes })
     }
@@ -131,9 +131,7 @@ fn forward(c: &mut OpCall<'_, '_>) -> RuleResult {
     let mode = mode(c)?;
     let trailing = i64::from(c.bool_or("include_last_offset", false)?);
     let count = c.extent(offsets, 0) - Dim::from(trailing);
-    if c.dim_bounds(&count).1 < 0 {
-        return Err(RuleFailure::Invalid("expected an offset for the end, found none".into()));
-    }
+    invalid_if!(c.dim_bounds(&count).1 < 0, "expected an offset for the end, found none");
     let bags = EmbeddingBags::from_offsets(c, count)?;
     let dtype = c.dtype(table);
     let rows = c.emit("take", Op::Take { axis: 0 }, &[table, bags.indices])?;
@@ -142,11 +140,10 @@ fn forward(c: &mut OpCall<'_, '_>) -> RuleResult {
     let y = if mode == BagMode::Max { max_bags(c, &bags, rows)? } else { sum_bags(c, &bags, rows, mode)? };
     let y = c.cast(y, dtype)?;
     c.set_result(0, y);
-    if mode == BagMode::Max && c.is_result_read(3) {
-        return Err(RuleFailure::Opaque(
-            "the positions of the largest elements are used, which is not supported".into(),
-        ));
-    }
+    unsupported_if!(
+        mode == BagMode::Max && c.is_result_read(3),
+        "the positions of the largest elements are used, which is not supported"
+    );
     // The other results are for gradients, and have these contents if a gradient needs them. Gradients of
     // sums do not need the sizes of bags, and PyTorch's CPU kernels leave them 0.
     let sizes = (mode != BagMode::Sum).then_some(bags.sizes);
@@ -174,7 +171,7 @@ fn sum_bags(c: &mut OpCall<'_, '_>, bags: &EmbeddingBags, rows: ValueId, mode: B
 
 /// The largest elements of the rows of each bag. They are 0 for empty bags.
 fn max_bags(c: &mut OpCall<'_, '_>, bags: &EmbeddingBags, rows: ValueId) -> EmitResult {
-    let lowest = Scalar::Float(symmc_ir::FloatAttribute(f64::NEG_INFINITY));
+    let lowest = Scalar::Float(FloatAttribute(f64::NEG_INFINITY));
     let rows = bags.mask_padding(c, rows, lowest)?;
     let shape = c.shape(rows);
     let bags_of_rows = c.unsqueeze(bags.bag_of_index, 1)?;

@@ -3,7 +3,7 @@
 //! Sizes are gathered from all ranks, so that each rank computes where each row comes from. What PyTorch leaves
 //! as it was in the tensors that these ops write, such as the rows after the last received one, is zero.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{
     AllToAllSplits, BinaryOp, Collective, CollectiveKind, DType, Dim, GroupId, Op, ReductionKind, Scalar,
     TensorType, ValueId,
@@ -117,7 +117,7 @@ fn check_counts(c: &mut OpCall<'_, '_>, what: &str, x: ValueId, counts: ValueId,
 fn expect_sizes(c: &OpCall<'_, '_>, name: &str, sizes: ValueId) -> RuleResult {
     match c.dtype(sizes) {
         DType::I64 => Ok(()),
-        found => Err(RuleFailure::Invalid(format!("expected i64 as `{name}`, found {found}"))),
+        found => invalid!("expected i64 as `{name}`, found {found}"),
     }
 }
 
@@ -126,11 +126,7 @@ fn expect_same_dtype(c: &OpCall<'_, '_>, x: ValueId, out: ValueId) -> RuleResult
     if c.dtype(x) == c.dtype(out) {
         return Ok(());
     }
-    Err(RuleFailure::Invalid(format!(
-        "expected a result of the operand's dtype {}, found {}",
-        c.dtype(x),
-        c.dtype(out)
-    )))
+    invalid!("expected a result of the operand's dtype {}, found {}", c.dtype(x), c.dtype(out))
 }
 
 /// A written tensor has the dtype of the operand, and rows of the same shape.
@@ -141,11 +137,7 @@ fn expect_same_rows(c: &OpCall<'_, '_>, x: ValueId, out: ValueId) -> RuleResult 
         return Ok(());
     }
     let ty = |v: ValueId| c.lowering.display_type(c.ty(v));
-    Err(RuleFailure::Invalid(format!(
-        "expected a result with rows like those of the operand {}, found {}",
-        ty(x),
-        ty(out)
-    )))
+    invalid!("expected a result with rows like those of the operand {}, found {}", ty(x), ty(out))
 }
 
 /// A written tensor has the type of the operand.
@@ -154,7 +146,7 @@ fn expect_same_type(c: &OpCall<'_, '_>, x: ValueId, out: ValueId) -> RuleResult 
         return Ok(());
     }
     let ty = |v: ValueId| c.lowering.display_type(c.ty(v));
-    Err(RuleFailure::Invalid(format!("expected a result of the operand's type {}, found {}", ty(x), ty(out))))
+    invalid!("expected a result of the operand's type {}, found {}", ty(x), ty(out))
 }
 
 /// The split sizes with the offsets, as one tensor of two rows.
@@ -196,7 +188,7 @@ fn exchange_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult {
     let kind = CollectiveKind::AllToAll(AllToAllSplits::Device);
     let op = Op::Collective(Collective { kind, group, variant: None });
     let [y, received] = c.emit_all("all_to_all", op, &[operand, sizes])?[..] else {
-        return Err(RuleFailure::Invalid("expected two results of the exchange".into()));
+        return invalid!("expected two results of the exchange");
     };
     let y = c.slice(y, 0, 0.into(), capacity, 1)?;
     let offsets = sums_before(c, received, 0)?;
@@ -221,11 +213,10 @@ fn exchange_to_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let tokens = fixed_extent(c, x, 0, "rows")?;
     let capacity = fixed_extent(c, out, 0, "rows of the result")?;
     let chunks = fixed_extent(c, sizes, 0, "split sizes")?;
-    if align < 1 || chunks % n != 0 {
-        return Err(RuleFailure::Invalid(format!(
-            "expected a positive major_align and a multiple of {n} split sizes, found {align} and {chunks}"
-        )));
-    }
+    invalid_if!(
+        align < 1 || chunks % n != 0,
+        "expected a positive major_align and a multiple of {n} split sizes, found {align} and {chunks}"
+    );
     let local = chunks / n;
     let all_sizes = c.collective(CollectiveKind::AllGather, group, sizes)?;
     // By the rank that sends, and the chunk.
@@ -375,19 +366,14 @@ fn exchange_from_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let tokens = fixed_extent(c, x, 0, "rows")?;
     let capacity = fixed_extent(c, out, 0, "rows of the result")?;
     let chunks = fixed_extent(c, sizes_and_offsets, 1, "split sizes")?;
-    if chunks % n != 0
-        || c.rank(sizes_and_offsets) != 2
-        || c.extent(sizes_and_offsets, 0).as_const() != Some(2)
-    {
-        let shape = c.shape(sizes_and_offsets);
-        return Err(RuleFailure::Invalid(format!(
-            "expected sizes and offsets as two rows of a multiple of {n} numbers, found {shape:?}"
-        )));
-    }
-    if !c.dtype(x).is_float() {
-        let dtype = c.dtype(x);
-        return Err(RuleFailure::Opaque(format!("rows of {dtype} are not supported")));
-    }
+    invalid_if!(
+        chunks % n != 0
+            || c.rank(sizes_and_offsets) != 2
+            || c.extent(sizes_and_offsets, 0).as_const() != Some(2),
+        "expected sizes and offsets as two rows of a multiple of {n} numbers, found {shape:?}",
+        shape = c.shape(sizes_and_offsets)
+    );
+    unsupported_if!(!c.dtype(x).is_float(), "rows of {dtype} are not supported", dtype = c.dtype(x));
     let local = chunks / n;
     let gathered = c.collective(CollectiveKind::AllGather, group, sizes_and_offsets)?;
     let gathered = c.reshape(gathered, vec![n.into(), 2.into(), local.into(), n.into()])?;
@@ -399,7 +385,7 @@ fn exchange_from_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
         arranged.push(c.permute(table, vec![2, 0, 1])?);
     }
     let [sizes, sources] = arranged[..] else {
-        return Err(RuleFailure::Invalid("expected sizes and offsets".into()));
+        return invalid!("expected sizes and offsets");
     };
     let zero = c.full(Scalar::Int(0), DType::I64, vec![])?;
     let has_rows = c.binary_scalar(BinaryOp::Ne, sizes, Scalar::Int(0))?;
@@ -436,12 +422,11 @@ fn reduce_to_roots(c: &mut OpCall<'_, '_>, tiles: &[ValueId], roots: &[i64]) -> 
     let out = c.tensor("out_tile")?;
     let distinct: std::collections::BTreeSet<i64> = roots.iter().copied().collect();
     let fits = distinct.len() == roots.len() && roots.iter().all(|root| (0..n).contains(root));
-    if !fits || tiles.len() != roots.len() {
-        let tile_count = tiles.len();
-        return Err(RuleFailure::Invalid(format!(
-            "expected a different root below {n} for each tile, found the roots {roots:?} of {tile_count} tiles"
-        )));
-    }
+    invalid_if!(
+        !fits || tiles.len() != roots.len(),
+        "expected a different root below {n} for each tile, found the roots {roots:?} of {tile_count} tiles",
+        tile_count = tiles.len()
+    );
     for tile in tiles {
         expect_same_type(c, *tile, out)?;
     }
@@ -476,14 +461,14 @@ fn reduce_blocks(c: &mut OpCall<'_, '_>) -> RuleResult {
     let x = c.tensor("input")?;
     let out = c.tensors("out")?;
     if let Some(other) = c.opt_string("red_op")?.filter(|op| *op != "sum") {
-        return Err(RuleFailure::Opaque(format!("expected the reduction sum, found `{other}`")));
+        return unsupported!("expected the reduction sum, found `{other}`");
     }
     let axis = c.axis("dim", c.rank(x))?;
     let extent = fixed_extent(c, x, axis, "elements")?;
     let ends = match c.opt_ints("offsets")? {
         Some(ends) => ends,
         None if extent % n == 0 => (1..=n).map(|i| i * (extent / n)).collect(),
-        None => return Err(RuleFailure::Invalid(format!("expected {n} ranks to divide {extent} elements"))),
+        None => return invalid!("expected {n} ranks to divide {extent} elements"),
     };
     let ranks = c.opt_ints("dst_ranks")?.unwrap_or_else(|| (0..ends.len() as i64).map(|i| i % n).collect());
     let blocks_of = |rank: i64| -> Vec<(i64, i64)> {
@@ -498,13 +483,12 @@ fn reduce_blocks(c: &mut OpCall<'_, '_>) -> RuleResult {
         && blocks_by_rank.iter().all(|own| {
             own.len() == out.len() && own.iter().zip(&blocks_by_rank[0]).all(|(a, b)| equal(a, b))
         });
-    if !fits {
-        let result_count = out.len();
-        return Err(RuleFailure::Invalid(format!(
-            "expected as many blocks of the same sizes for each of {n} ranks, found blocks that end at {ends:?}, the \
-             destinations {ranks:?} and {result_count} results"
-        )));
-    }
+    invalid_if!(
+        !fits,
+        "expected as many blocks of the same sizes for each of {n} ranks, found blocks that end at {ends:?}, the \
+             destinations {ranks:?} and {result_count} results",
+        result_count = out.len()
+    );
     for (j, result) in out.iter().enumerate() {
         let mut stacked = Vec::with_capacity(blocks_by_rank.len());
         for own in &blocks_by_rank {
@@ -531,9 +515,9 @@ fn exchange_axes(c: &mut OpCall<'_, '_>) -> RuleResult {
         (0, 1) => 0,
         (1, 0) => 1,
         (scatter, gather) => {
-            return Err(RuleFailure::Opaque(format!(
+            return unsupported!(
                 "expected the scattered and the gathered axis 0 and 1 or 1 and 0, found {scatter} and {gather}"
-            )));
+            );
         }
     };
     expect_same_dtype(c, x, out)?;
@@ -546,12 +530,11 @@ fn exchange_axes(c: &mut OpCall<'_, '_>) -> RuleResult {
         shape[scattered] = each;
         shape.insert(scattered, n.into());
     }
-    if shape.len() != 3 || shape.get(scattered).and_then(Dim::as_const) != Some(n) {
-        return Err(RuleFailure::Invalid(format!(
-            "expected a matrix, or {n} pieces along axis {scattered}, found {:?}",
-            c.shape(x)
-        )));
-    }
+    invalid_if!(
+        shape.len() != 3 || shape.get(scattered).and_then(Dim::as_const) != Some(n),
+        "expected a matrix, or {n} pieces along axis {scattered}, found {:?}",
+        c.shape(x)
+    );
     let pieces = c.reshape(x, shape)?;
     let swap = |c: &mut OpCall<'_, '_>, v: ValueId| c.permute(v, vec![1, 0, 2]);
     let pieces = if scattered == 1 { swap(c, pieces)? } else { pieces };
@@ -559,7 +542,7 @@ fn exchange_axes(c: &mut OpCall<'_, '_>) -> RuleResult {
     let mut y = if scattered == 0 { swap(c, y)? } else { y };
     if is_matrix && c.rank(out) == 2 {
         let [a, b, d] = &c.shape(y)[..] else {
-            return Err(RuleFailure::Invalid("expected pieces of a matrix".into()));
+            return invalid!("expected pieces of a matrix");
         };
         let matrix = if scattered == 0 {
             vec![a.clone(), b.clone() * d.clone()]
@@ -582,7 +565,7 @@ fn batch_of_sends(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (group, n) = known_group(c)?;
     let tensors = c.tensors("tensors")?;
     let Some(Argument::Strings(kinds)) = c.get("op_list") else {
-        return Err(RuleFailure::Invalid("expected strings as `op_list`".into()));
+        return invalid!("expected strings as `op_list`");
     };
     let peers = match c.get("peer_list") {
         Some(Argument::ByRank(b)) => match &b.numbers {
@@ -591,21 +574,17 @@ fn batch_of_sends(c: &mut OpCall<'_, '_>) -> RuleResult {
         },
         Some(Argument::Ints(one)) => {
             let kinds: Vec<&str> = kinds.iter().map(|k| &**k).collect();
-            return Err(RuleFailure::Invalid(format!(
-                "{ONE_PROGRAM}; found {kinds:?} with the ranks {one:?}"
-            )));
+            return invalid!("{ONE_PROGRAM}; found {kinds:?} with the ranks {one:?}");
         }
         _ => Vec::new(),
     };
-    if peers.len() as i64 != n
-        || peers.iter().any(|list| list.len() != kinds.len())
-        || tensors.len() != kinds.len()
-    {
-        return Err(RuleFailure::Invalid(format!(
-            "expected a rank for each of {} sends and receives on each of {n} ranks, found {peers:?}",
-            kinds.len()
-        )));
-    }
+    invalid_if!(
+        peers.len() as i64 != n
+            || peers.iter().any(|list| list.len() != kinds.len())
+            || tensors.len() != kinds.len(),
+        "expected a rank for each of {} sends and receives on each of {n} ranks, found {peers:?}",
+        kinds.len()
+    );
     let mut receives: Vec<usize> = (0..kinds.len()).filter(|i| &*kinds[*i] == "irecv").collect();
     for send in (0..kinds.len()).filter(|i| &*kinds[*i] == "isend") {
         let pairs = pairs_of_send(&peers, send)?;
@@ -613,9 +592,9 @@ fn batch_of_sends(c: &mut OpCall<'_, '_>) -> RuleResult {
             pairs.iter().all(|&(from, to)| peers[to as usize][**receive] == Some(from.into()))
         };
         let Some(receive) = receives.iter().find(fits).copied() else {
-            return Err(RuleFailure::Invalid(format!(
+            return invalid!(
                 "expected a receive for send {send}, which goes from rank to rank as {pairs:?}, found none"
-            )));
+            );
         };
         receives.retain(|r| *r != receive);
         let y = c.collective(CollectiveKind::Permute { pairs }, group, tensors[send])?;
@@ -624,7 +603,7 @@ fn batch_of_sends(c: &mut OpCall<'_, '_>) -> RuleResult {
         c.set_result(send, nothing);
     }
     match receives.first() {
-        Some(i) => Err(RuleFailure::Invalid(format!("expected a send for receive {i}, found none"))),
+        Some(i) => invalid!("expected a send for receive {i}, found none"),
         None => Ok(()),
     }
 }
@@ -646,7 +625,7 @@ fn one_send(c: &mut OpCall<'_, '_>) -> RuleResult {
         |to| Ok(format!("a send to rank {to}")),
     );
     let description: String = peer.map_err(|e: RuleFailure| e)?;
-    Err(RuleFailure::Invalid(format!(
+    invalid!(
         "expected sends and receives of all ranks together, as `batch_p2p_ops` has them, found {description}"
-    )))
+    )
 }

@@ -1,8 +1,8 @@
 //! Ops over lists of tensors. `_foreach_add` and similar ops apply the op of one tensor to each element. The
 //! fused optimizers have formulas.
 
-use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp, ValueId};
+use symmc_import::{Emit, invalid, invalid_if, unsupported_if};
+use symmc_ir::{BinaryOp, DType, FloatAttribute, Scalar, UnaryOp, ValueId};
 
 use super::{OpRule, RuleRow, activations, create, elementwise, normalize, row_of_results};
 use crate::call::OpCall;
@@ -110,12 +110,11 @@ fn optimizer_state<const N: usize>(
     }
     let count = lists.first().map_or(0, Vec::len);
     for (name, list) in names.iter().zip(&lists) {
-        if !list.is_empty() && list.len() != count {
-            return Err(RuleFailure::Invalid(format!(
-                "expected {count} tensors as `{name}`, found {}",
-                list.len()
-            )));
-        }
+        invalid_if!(
+            !list.is_empty() && list.len() != count,
+            "expected {count} tensors as `{name}`, found {}",
+            list.len()
+        );
     }
     Ok((0..count).map(|i| std::array::from_fn(|n| lists.get(n).and_then(|l| l.get(i)).copied())).collect())
 }
@@ -123,9 +122,7 @@ fn optimizer_state<const N: usize>(
 /// Rejects the arguments of fused optimizers that only mixed precision uses.
 fn require_no_scaling(c: &OpCall<'_, '_>) -> RuleResult {
     for name in ["grad_scale", "found_inf"] {
-        if c.opt_tensor(name)?.is_some() {
-            return Err(RuleFailure::Opaque(format!("`{name}` is not supported")));
-        }
+        unsupported_if!(c.opt_tensor(name)?.is_some(), "`{name}` is not supported");
     }
     Ok(())
 }
@@ -161,12 +158,13 @@ fn adam(c: &mut OpCall<'_, '_>, decay: Decay) -> RuleResult {
     let count = rows.len();
     for (i, row) in rows.into_iter().enumerate() {
         let [Some(x), Some(g), Some(m), Some(v), Some(step), largest] = row else {
-            return Err(RuleFailure::Invalid("expected the state of each parameter, found none".into()));
+            return invalid!("expected the state of each parameter, found none");
         };
         let dtype = c.dtype(x);
-        if [g, m, v].iter().any(|&t| c.dtype(t) != dtype) || !matches!(dtype, DType::F32 | DType::F64) {
-            return Err(RuleFailure::Opaque("expected tensors that are all f32 or all f64".into()));
-        }
+        unsupported_if!(
+            [g, m, v].iter().any(|&t| c.dtype(t) != dtype) || !matches!(dtype, DType::F32 | DType::F64),
+            "expected tensors that are all f32 or all f64"
+        );
         let lr = learning_rate(c, dtype)?;
         let mut x = x;
         if decay == Decay::Parameter && weight_decay != 0.0 {
@@ -188,9 +186,7 @@ fn adam(c: &mut OpCall<'_, '_>, decay: Decay) -> RuleResult {
         let mut spread = v;
         if amsgrad {
             let Some(largest) = largest else {
-                return Err(RuleFailure::Invalid(
-                    "expected `max_exp_avg_sqs` for amsgrad, found none".into(),
-                ));
+                return invalid!("expected `max_exp_avg_sqs` for amsgrad, found none");
             };
             spread = c.binary(BinaryOp::Max, largest, v)?;
             c.set_result(4 * count + i, spread);
@@ -220,7 +216,7 @@ fn learning_rate(c: &mut OpCall<'_, '_>, dtype: DType) -> EmitResult {
 
 /// `1 - beta ^ step`.
 fn bias_correction(c: &mut OpCall<'_, '_>, beta: f64, step: ValueId) -> EmitResult {
-    let power = c.scalar_binary(BinaryOp::Pow, Scalar::Float(symmc_ir::FloatAttribute(beta)), step)?;
+    let power = c.scalar_binary(BinaryOp::Pow, Scalar::Float(FloatAttribute(beta)), step)?;
     c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), power)
 }
 
@@ -236,7 +232,7 @@ fn sgd(c: &mut OpCall<'_, '_>) -> RuleResult {
     let count = rows.len();
     for (i, [x, g, buffer]) in rows.into_iter().enumerate() {
         let (Some(x), Some(g)) = (x, g) else {
-            return Err(RuleFailure::Invalid("expected a gradient for each parameter, found none".into()));
+            return invalid!("expected a gradient for each parameter, found none");
         };
         let lr = learning_rate(c, c.dtype(x))?;
         let effective = effective_gradient(c, x, g, weight_decay)?;

@@ -1,11 +1,11 @@
 //! PyTorch's forms of matrix products, as batched `matmul` with views around it.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, unsupported, unsupported_if};
 use symmc_ir::{Op, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.linear", "matmul_unrounded, add, cast", linear),
@@ -98,7 +98,7 @@ fn add_sum_of_products(c: &mut OpCall<'_, '_>) -> EmitResult {
     let y = c.tensor("batch2")?;
     let (of_x, of_y) = (c.shape(x), c.shape(y));
     let ([batches, rows, inner], [_, _, columns]) = (&of_x[..], &of_y[..]) else {
-        return Err(RuleFailure::Opaque("the factors are not batches of matrices".into()));
+        return unsupported!("the factors are not batches of matrices");
     };
     let joined = batches.clone() * inner.clone();
     let x = c.permute(x, vec![1, 0, 2])?;
@@ -141,9 +141,7 @@ fn grouped(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let y = c.tensor("mat2")?;
     let ends = c.opt_tensor("offs")?;
-    if c.opt_tensor("bias")?.is_some() {
-        return Err(RuleFailure::Opaque("a bias per group is not supported".into()));
-    }
+    unsupported_if!(c.opt_tensor("bias")?.is_some(), "a bias per group is not supported");
     let (x, y) = cast_factors(c, x, y)?;
     let z = match (c.rank(x), c.rank(y), ends) {
         (2, 2 | 3, Some(ends)) => c.emit("grouped_matmul", Op::GroupedMatMul, &[x, y, ends])?,
@@ -155,11 +153,11 @@ fn grouped(c: &mut OpCall<'_, '_>) -> EmitResult {
         }
         (3, 3, None) => c.matmul(x, y)?,
         _ => {
-            return Err(RuleFailure::Opaque(format!(
+            return unsupported!(
                 "a grouped product of {} and {} axes is not supported",
                 c.rank(x),
                 c.rank(y)
-            )));
+            );
         }
     };
     Ok(z)

@@ -3,12 +3,12 @@
 //! Class indices are `[n]` for scores `[n, classes]`, or `[n, …]` for `[n, classes, …]`. A target equal to
 //! `ignore_index` is ignored.
 
-use symmc_import::{Emit, RuleCall};
+use symmc_import::{Emit, RuleCall, invalid, unsupported_if};
 use symmc_ir::{BinaryOp, Op, ReductionKind, Scalar, UnaryOp, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.mse_loss", "sub, mul, mean", |c| {
@@ -29,14 +29,10 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("aten.nll_loss_nd", "gather, sum", nll),
     row_of_results("aten.nll_loss_forward", "gather, sum", nll),
     row_of_results("aten.cross_entropy_loss", "log_softmax, gather, sum", |c| {
-        if c.float_or("label_smoothing", 0.0)? != 0.0 {
-            return Err(RuleFailure::Opaque("label smoothing is not supported".into()));
-        }
+        unsupported_if!(c.float_or("label_smoothing", 0.0)? != 0.0, "label smoothing is not supported");
         let x = c.first_tensor()?;
         let target = c.tensor("target")?;
-        if c.dtype(target).is_float() {
-            return Err(RuleFailure::Opaque("targets that are probabilities are not supported".into()));
-        }
+        unsupported_if!(c.dtype(target).is_float(), "targets that are probabilities are not supported");
         let axis = class_axis(c, x)?;
         let x = c.emit("log_softmax", Op::Softmax { axis, log: true }, &[x])?;
         // PyTorch has two kernels, and so rounds the logarithms.
@@ -59,13 +55,13 @@ fn loss_reduction(c: &OpCall<'_, '_>) -> RuleResult<LossReduction> {
         0 => Ok(LossReduction::Each),
         1 => Ok(LossReduction::Mean),
         2 => Ok(LossReduction::Sum),
-        other => Err(RuleFailure::Invalid(format!("expected reduction 0, 1 or 2, found {other}"))),
+        other => invalid!("expected reduction 0, 1 or 2, found {other}"),
     }
 }
 
 fn class_axis(c: &OpCall<'_, '_>, x: ValueId) -> RuleResult<usize> {
     match c.rank(x) {
-        0 => Err(RuleFailure::Invalid("expected scores with an axis of classes, found none".into())),
+        0 => invalid!("expected scores with an axis of classes, found none"),
         1 => Ok(0),
         _ => Ok(1),
     }
@@ -75,9 +71,7 @@ fn class_axis(c: &OpCall<'_, '_>, x: ValueId) -> RuleResult<usize> {
 /// the dtype of the scores. The class of an ignored target is 0, and the classes have a class axis of extent
 /// 1.
 fn class_targets(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<(usize, ValueId, ValueId)> {
-    if c.opt_tensor("weight")?.is_some() {
-        return Err(RuleFailure::Opaque("class weights are not supported".into()));
-    }
+    unsupported_if!(c.opt_tensor("weight")?.is_some(), "class weights are not supported");
     let axis = class_axis(c, x)?;
     let target = c.tensor("target")?;
     let ignored = c.int_or("ignore_index", -100)?;

@@ -1,12 +1,14 @@
 //! Reductions, cumulative sums and orderings.
 
-use symmc_import::Emit;
-use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueId};
+use symmc_import::{Emit, EmitFormulas, unsupported, unsupported_if};
+use symmc_ir::{
+    ArgOp, BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueId,
+};
 
 use super::elementwise::to_truth_value;
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.sum", "sum", |c| reduce(c, ReductionKind::Sum)),
@@ -139,20 +141,17 @@ fn variance(c: &mut OpCall<'_, '_>, root: bool) -> RuleResult {
         None => c.float_or("correction", 1.0)?,
     };
     let n = axes.iter().map(|&a| c.ty(x).shape[a].clone()).fold(Dim::from(1), |a, b| a * b);
-    let mean = c.reduce(ReductionKind::Mean, x, axes.clone(), true)?;
-    let centred = c.binary(BinaryOp::Sub, x, mean)?;
-    let squares = c.binary(BinaryOp::Mul, centred, centred)?;
-    let mut y = c.reduce(ReductionKind::Mean, squares, axes.clone(), keep)?;
+    let [mut y, mean] = c.formulas([x], |[x]| {
+        let mean = x.mean(&axes, true);
+        [(x - mean).square().mean(&axes, keep), mean]
+    })?;
     if correction != 0.0 {
         y = match n.as_const().map(|n| n as f64).filter(|n| *n > correction) {
             Some(n) => c.binary_float(BinaryOp::Mul, y, n / (n - correction))?,
             None => {
                 // Too few elements give 0 / 0, which is NaN.
                 let count = c.emit_dim(&n, c.dtype(y))?;
-                let degrees = c.binary_float(BinaryOp::Sub, count, correction)?;
-                let degrees = c.binary_float(BinaryOp::Max, degrees, 0.0)?;
-                let factor = c.binary(BinaryOp::Div, count, degrees)?;
-                c.binary(BinaryOp::Mul, y, factor)?
+                c.formula([y, count], |[y, count]| y * (count / (count - correction).max(0.0)))?
             }
         };
     }
@@ -176,18 +175,19 @@ fn log_sum_exp(c: &mut OpCall<'_, '_>) -> EmitResult {
     }
     let mut shape = c.shape(x);
     let has_none = axes.iter().any(|&a| shape[a].as_const() == Some(0));
+    axes.iter().for_each(|&a| shape[a] = 1.into());
     let zero = c.full(Scalar::Int(0), c.dtype(x), vec![])?;
-    let shift = if has_none {
-        // There is no largest element of an empty axis. The result is the logarithm of 0.
-        axes.iter().for_each(|&a| shape[a] = 1.into());
-        c.expand(zero, shape)?
-    } else {
-        let max = c.reduce(ReductionKind::Max, x, axes.clone(), true)?;
-        // If all elements are minus infinity, the shift must stay finite.
-        let finite = c.unary(UnaryOp::IsFinite, max)?;
-        c.select(finite, max, zero)?
-    };
-    c.log_sum_exp(x, shift, axes, keep)
+    c.formula([x, zero], |[x, zero]| {
+        let shift = if has_none {
+            // There is no largest element of an empty axis. The result is the logarithm of 0.
+            zero.expand(shape)
+        } else {
+            // If all elements are minus infinity, the shift must stay finite.
+            let max = x.reduce(ReductionKind::Max, &axes, true);
+            max.is_finite().select(max, zero)
+        };
+        x.log_sum_exp(shift, &axes, keep)
+    })
 }
 
 fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
@@ -203,9 +203,7 @@ fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
         Some(extent) => *extent = k,
         None if k.as_const() == Some(1) => return only_element(c, x),
         None => {
-            return Err(RuleFailure::Opaque(format!(
-                "topk of {k:?} elements of an operand without axes is not supported"
-            )));
+            return unsupported!("topk of {k:?} elements of an operand without axes is not supported");
         }
     }
     let types = vec![TensorType::new(c.dtype(x), shape.clone()), TensorType::new(DType::I64, shape)];
@@ -264,11 +262,10 @@ fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
     }
     let n = c.extent(x, axis);
     let max_elements = c.dim_bounds(&n).1;
-    if max_elements > MAX_FACTORS {
-        return Err(RuleFailure::Opaque(format!(
-            "the axis may have {max_elements} elements, more than {MAX_FACTORS}"
-        )));
-    }
+    unsupported_if!(
+        max_elements > MAX_FACTORS,
+        "the axis may have {max_elements} elements, more than {MAX_FACTORS}"
+    );
     // PyTorch computes the intermediate products in a wider dtype.
     let wide = match dtype {
         DType::F32 => DType::F64,
@@ -295,13 +292,15 @@ fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
 
 /// The bounds of a histogram without given bounds: the smallest and the largest element, each moved by 1 if
 /// they are equal.
-fn data_bounds(c: &mut OpCall<'_, '_>, column: ValueId) -> RuleResult<(ValueId, ValueId)> {
-    let low = c.reduce(ReductionKind::Min, column, vec![0, 1], false)?;
-    let high = c.reduce(ReductionKind::Max, column, vec![0, 1], false)?;
-    let is_one_value = c.binary(BinaryOp::Eq, low, high)?;
-    let before = c.binary_float(BinaryOp::Sub, low, 1.0)?;
-    let after = c.binary_float(BinaryOp::Add, high, 1.0)?;
-    Ok((c.select(is_one_value, before, low)?, c.select(is_one_value, after, high)?))
+fn data_bounds(c: &mut OpCall<'_, '_>, column: ValueId) -> RuleResult<[ValueId; 2]> {
+    c.formulas([column], |[column]| {
+        let low = column.reduce(ReductionKind::Min, &[0, 1], false);
+        let high = column.reduce(ReductionKind::Max, &[0, 1], false);
+        let is_one_value = low.eq(high);
+        let before = low - 1.0;
+        let after = high + 1.0;
+        [is_one_value.select(before, low), is_one_value.select(after, high)]
+    })
 }
 
 /// The number of elements in each of `bins` equal intervals of `min..=max`. The last interval includes `max`.
@@ -311,28 +310,22 @@ fn histogram(c: &mut OpCall<'_, '_>) -> EmitResult {
     let low = c.float_or("min", 0.0)?;
     let high = c.float_or("max", 0.0)?;
     let is_empty = c.ty(x).numel().as_const() == Some(0);
-    if low > high || bins < 1 || (low == high && is_empty) {
-        return Err(RuleFailure::Opaque("the histogram has no valid bounds".into()));
-    }
+    unsupported_if!(low > high || bins < 1 || (low == high && is_empty), "the histogram has no valid bounds");
     let wide = c.cast(x, DType::F64)?;
     let column = c.reshape(wide, vec![c.ty(x).numel(), 1.into()])?;
-    let (low, high) = if low < high {
-        let low = Scalar::Float(symmc_ir::FloatAttribute(low));
-        let high = Scalar::Float(symmc_ir::FloatAttribute(high));
-        (c.full(low, DType::F64, vec![])?, c.full(high, DType::F64, vec![])?)
+    let [low, high] = if low < high {
+        let low = Scalar::Float(FloatAttribute(low));
+        let high = Scalar::Float(FloatAttribute(high));
+        [c.full(low, DType::F64, vec![])?, c.full(high, DType::F64, vec![])?]
     } else {
         data_bounds(c, column)?
     };
-    let width = c.binary(BinaryOp::Sub, high, low)?;
-    let factor = c.scalar_binary(BinaryOp::Div, Scalar::Int(bins), width)?;
-    let bin = c.binary(BinaryOp::Sub, column, low)?;
-    let bin = c.binary(BinaryOp::Mul, bin, factor)?;
-    let bin = c.unary(UnaryOp::Floor, bin)?;
-    let at_end = c.binary(BinaryOp::Eq, column, high)?;
-    let last_bin = c.full(Scalar::Int(bins - 1), DType::F64, vec![])?;
-    let bin = c.select(at_end, last_bin, bin)?;
+    let bin = c.formula([column, low, high], |[column, low, high]| {
+        let factor = bins as f64 / (high - low);
+        let bin = ((column - low) * factor).floor();
+        column.eq(high).select(bins - 1, bin)
+    })?;
     let bin_ids = c.iota(bins.into(), 0, 1, DType::F64)?;
-    let hit = c.binary(BinaryOp::Eq, bin, bin_ids)?;
-    let count = c.reduce(ReductionKind::Sum, hit, vec![0], false)?;
-    c.cast(count, c.dtype(x))
+    let dtype = c.dtype(x);
+    c.formula([bin, bin_ids], |[bin, bin_ids]| bin.eq(bin_ids).sum(&[0], false).cast(dtype))
 }

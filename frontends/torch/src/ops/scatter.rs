@@ -1,12 +1,12 @@
 //! Writing by index: `index_put`, `index_add`, `scatter` and similar ops, in functional form.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, ValueId};
 
 use super::index::{AdvancedIndexing, as_row, on_row, resolve_indexing};
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("aten.index_put", "index_put; select for a mask", index_put),
@@ -43,9 +43,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
             Some("add") => Some(ReductionKind::Sum),
             Some("multiply") => Some(ReductionKind::Prod),
             Some(other) => {
-                return Err(RuleFailure::Invalid(format!(
-                    "expected reduce add or multiply, found `{other}`"
-                )));
+                return invalid!("expected reduce add or multiply, found `{other}`");
             }
         };
         scatter(c, combine)
@@ -55,9 +53,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.embedding_dense_backward", "index_put", |c| {
         let gradient = c.tensor("grad_output")?;
         let index = c.tensor("indices")?;
-        if c.bool_or("scale_grad_by_freq", false)? {
-            return Err(RuleFailure::Opaque("scale_grad_by_freq is not supported".into()));
-        }
+        unsupported_if!(c.bool_or("scale_grad_by_freq", false)?, "scale_grad_by_freq is not supported");
         let rows = c.dim("num_weights")?;
         let width = c.shape(gradient).last().cloned().unwrap_or(1.into());
         let mut gradient = gradient;
@@ -86,9 +82,7 @@ fn index_put(c: &mut OpCall<'_, '_>) -> RuleResult {
         return masked_put(c, x, *mask, values, accumulate);
     }
     let AdvancedIndexing { x, axis, indices, perm } = resolve_indexing(c, x)?;
-    if indices.is_empty() {
-        return Err(RuleFailure::Invalid("expected an index, found none".into()));
-    }
+    invalid_if!(indices.is_empty(), "expected an index, found none");
     let operands: Vec<ValueId> = [&[x, values], indices.as_slice()].concat();
     let y = c.emit("index_put", Op::IndexPut { axis, accumulate }, &operands)?;
     let mut back = vec![0; perm.len()];
@@ -107,11 +101,10 @@ fn masked_put(
     value: ValueId,
     accumulate: bool,
 ) -> RuleResult {
-    if c.ty(value).numel().as_const() != Some(1) || c.rank(mask) > c.rank(x) {
-        return Err(RuleFailure::Opaque(
-            "a mask with one value for each true element is not supported".into(),
-        ));
-    }
+    unsupported_if!(
+        c.ty(value).numel().as_const() != Some(1) || c.rank(mask) > c.rank(x),
+        "a mask with one value for each true element is not supported"
+    );
     let mut shape = c.shape(mask);
     shape.resize(c.rank(x), Dim::from(1));
     let mask = c.reshape(mask, shape)?;
@@ -170,7 +163,7 @@ fn scatter_source(c: &mut OpCall<'_, '_>, dtype: DType) -> EmitResult {
             let value = c.as_tensor(&value, dtype)?;
             c.expand(value, shape)
         }
-        (None, None) => Err(RuleFailure::Invalid("expected `src` or `value`, found neither".into())),
+        (None, None) => invalid!("expected `src` or `value`, found neither"),
     }
 }
 
@@ -201,10 +194,7 @@ fn scatter_reduce(c: &mut OpCall<'_, '_>) -> EmitResult {
         Some("amax") => (ReductionKind::Max, extreme_scalar(dtype, i64::MIN, f64::NEG_INFINITY)),
         Some("amin") => (ReductionKind::Min, extreme_scalar(dtype, i64::MAX, f64::INFINITY)),
         other => {
-            return Err(RuleFailure::Opaque(format!(
-                "the reduction `{}` is not supported",
-                other.unwrap_or("none")
-            )));
+            return unsupported!("the reduction `{}` is not supported", other.unwrap_or("none"));
         }
     };
     let source = scatter_source(c, dtype)?;

@@ -1,11 +1,11 @@
 //! Slices, splits, concatenation, repetition, padding.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueDef, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 use crate::shards;
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
@@ -52,7 +52,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("aten.constant_pad_nd", "pad", pad),
     row_of_results("aten.pad", "pad, where it is constant", |c| match c.opt_string("mode")? {
         None | Some("constant") => pad(c),
-        Some(other) => Err(RuleFailure::Opaque(format!("the mode `{other}` is not supported"))),
+        Some(other) => unsupported!("the mode `{other}` is not supported"),
     }),
     row("aten.diff", "slice, sub", diff),
     row("aten.select_scatter", "slice, concat", |c| {
@@ -76,9 +76,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
 ];
 
 pub(super) fn slice_range(c: &OpCall<'_, '_>, n: &Dim, step: i64) -> RuleResult<(Dim, Dim)> {
-    if step < 1 {
-        return Err(RuleFailure::Invalid(format!("expected a step of at least 1, found {step}")));
-    }
+    invalid_if!(step < 1, "expected a step of at least 1, found {step}");
     let end = c.opt_dim("end")?.filter(|end| end.as_const() != Some(i64::MAX));
     Ok(c.slice_range(n, c.opt_dim("start")?.unwrap_or(0.into()), end, step))
 }
@@ -108,7 +106,7 @@ fn data_rows(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> EmitResult {
     let start = if start.as_const().is_some_and(|start| start < 0) { n + start } else { start };
     match c.declared_sizes(0)?.get(axis).cloned() {
         Some(length) => c.slice_rows(x, axis, &start, &length),
-        None => Err(RuleFailure::Invalid(format!("expected a result with an axis {axis}, found none"))),
+        None => invalid!("expected a result with an axis {axis}, found none"),
     }
 }
 
@@ -148,9 +146,9 @@ fn rows_by_rank(
     let Some(ranks) = start.or(end).map(|(_, v)| v.len()) else { return Ok(None) };
     let n = c.extent(x, axis);
     let Some(extent) = n.as_const().filter(|_| step > 0) else {
-        return Err(RuleFailure::Invalid(format!(
+        return invalid!(
             "a slice that differs between ranks: expected an axis of known extent and a positive step, found {n:?} and {step}"
-        )));
+        );
     };
     let raw = positions_by_rank(c, "start", 0, ranks)?;
     let starts: Vec<i64> = raw.iter().map(|&position| limit_position(position, extent)).collect();
@@ -166,10 +164,10 @@ fn rows_by_rank(
         _ => None,
     };
     let Some(len) = len else {
-        return Err(RuleFailure::Invalid(format!(
+        return invalid!(
             "expected slices of the same length that start from 0 to {extent} on all ranks, found starts {raw:?} and \
              lengths {lengths:?}"
-        )));
+        );
     };
     let Some((start, _)) = start else {
         return Ok(Some((SliceRows::Same(starts.first().copied().unwrap_or(0).into()), len.into())));
@@ -219,10 +217,10 @@ fn symbolic_rows(
     let len = match lengths.as_slice() {
         [len, rest @ ..] if step == 1 && is_inside && rest.iter().all(|l| l == len) => len.clone(),
         _ => {
-            return Err(RuleFailure::Invalid(format!(
+            return invalid!(
                 "a slice that differs between ranks: expected slices of the same length within {n:?} and a step of 1 on all \
                  ranks, found starts {starts:?}, lengths {lengths:?} and a step of {step}"
-            )));
+            );
         }
     };
     match starts.first() {
@@ -272,11 +270,10 @@ fn index_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> RuleResult<
     let Some((index, indices)) = c.ints_by_rank("index") else { return Ok(None) };
     let n = c.extent(x, axis);
     let is_inside = n.as_const().is_some_and(|n| indices.iter().all(|i| (0..n).contains(i)));
-    if !is_inside {
-        return Err(RuleFailure::Invalid(format!(
-            "an index that differs between ranks: expected integers from 0 to a known extent, found {indices:?} of {n:?}"
-        )));
-    }
+    invalid_if!(
+        !is_inside,
+        "an index that differs between ranks: expected integers from 0 to a known extent, found {indices:?} of {n:?}"
+    );
     let index = c.per_rank_input(index)?;
     c.reshape(index, vec![1.into()]).map(Some)
 }
@@ -286,9 +283,10 @@ fn select_index(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize, index: Dim) -> 
     let start = c.index_from_start(index, &n);
     let low = c.dim_bounds(&start).0;
     let high = c.dim_bounds(&(n.clone() - start.clone())).1;
-    if low < 0 && c.dim_bounds(&start).1 < 0 || high <= 0 {
-        return Err(RuleFailure::Invalid(format!("expected an index within {n:?}, found {start:?}")));
-    }
+    invalid_if!(
+        low < 0 && c.dim_bounds(&start).1 < 0 || high <= 0,
+        "expected an index within {n:?}, found {start:?}"
+    );
     let slice = c.slice(x, axis, start, 1.into(), 1)?;
     c.drop_axis(slice, axis)
 }
@@ -337,9 +335,7 @@ fn unbind(c: &mut OpCall<'_, '_>) -> RuleResult {
     let axis = c.axis_or("dim", 0, c.rank(x))?;
     let n = c.extent(x, axis);
     let count = c.result_count();
-    if n.as_const() != Some(count as i64) {
-        return Err(RuleFailure::Invalid(format!("expected {n:?} results, found {count}")));
-    }
+    invalid_if!(n.as_const() != Some(count as i64), "expected {n:?} results, found {count}");
     for i in 0..count {
         let y = select_index(c, x, axis, Dim::from(i as i64))?;
         c.set_result(i, y);
@@ -364,7 +360,7 @@ fn concat(c: &mut OpCall<'_, '_>) -> EmitResult {
         .collect();
     let tensors = if not_empty.is_empty() { tensors } else { not_empty };
     let Some(&first) = tensors.first() else {
-        return Err(RuleFailure::Invalid("expected at least one tensor, found none".into()));
+        return invalid!("expected at least one tensor, found none");
     };
     let axis = c.axis_or("dim", 0, c.rank(first))?;
     c.concat(&tensors, axis)
@@ -374,7 +370,7 @@ fn stack(c: &mut OpCall<'_, '_>) -> EmitResult {
     let tensors = c.tensors("tensors")?;
     let tensors = promote_tensors(c, tensors)?;
     let Some(&first) = tensors.first() else {
-        return Err(RuleFailure::Invalid("expected at least one tensor, found none".into()));
+        return invalid!("expected at least one tensor, found none");
     };
     let axis = c.axis_or("dim", 0, c.rank(first) + 1)?;
     let tensors = tensors.into_iter().map(|p| c.unsqueeze(p, axis)).collect::<RuleResult<Vec<_>>>()?;
@@ -401,9 +397,7 @@ fn repeat_interleave(c: &mut OpCall<'_, '_>) -> EmitResult {
     };
     let mut shape = c.shape(x);
     let axis = c.axis_or("dim", 0, shape.len())?;
-    if shape.is_empty() {
-        return Err(RuleFailure::Opaque("the operand has no axis".into()));
-    }
+    unsupported_if!(shape.is_empty(), "the operand has no axis");
     let y = c.unsqueeze(x, axis + 1)?;
     let mut expanded = c.shape(y);
     expanded[axis + 1] = n.clone();
@@ -416,9 +410,7 @@ fn repeat_interleave(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn repeat_by_counts(c: &mut OpCall<'_, '_>) -> EmitResult {
     let counts = c.tensor("repeats")?;
     let Some(length) = c.opt_size("output_size")? else {
-        return Err(RuleFailure::Opaque(
-            "the number of results depends on data, and `output_size` is not given".into(),
-        ));
+        return unsupported!("the number of results depends on data, and `output_size` is not given");
     };
     if let Some(rows) = c.packed_length(counts, 0) {
         return c.refuse_packed("it repeats by counts", &rows);
@@ -465,9 +457,7 @@ fn check_constant_counts(c: &OpCall<'_, '_>, counts: ValueId, length: &Dim) -> R
     if total == declared as f64 {
         return Ok(());
     }
-    Err(RuleFailure::Invalid(format!(
-        "expected {total} as `output_size`, the sum of the counts, found {declared}"
-    )))
+    invalid!("expected {total} as `output_size`, the sum of the counts, found {declared}")
 }
 
 /// `positions`, or positions outside of the axis if the total of the counts is not `length`, so that reads at
@@ -527,12 +517,11 @@ fn pad(c: &mut OpCall<'_, '_>) -> RuleResult {
     let pads = c.dims("pad")?;
     let mut shape = c.shape(x);
     let mut low = vec![Dim::from(0); shape.len()];
-    if pads.len() % 2 != 0 || pads.len() / 2 > shape.len() {
-        return Err(RuleFailure::Invalid(format!(
-            "expected pairs for at most {} axes, found {pads:?}",
-            shape.len()
-        )));
-    }
+    invalid_if!(
+        pads.len() % 2 != 0 || pads.len() / 2 > shape.len(),
+        "expected pairs for at most {} axes, found {pads:?}",
+        shape.len()
+    );
     for (pair, axis) in pads.chunks(2).zip((0..shape.len()).rev()) {
         low[axis] = pair[0].clone();
         c.require_cropped(&shape[axis], &pair[0], &pair[1])?;

@@ -1,12 +1,12 @@
 //! Systems of triangular equations, solved with the inverse of the matrix. The inverse is built from those of
 //! the blocks on the diagonal, whose extent doubles in each step.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, Dim, Op, Scalar, TensorType, UnaryOp, ValueId};
 
 use super::{RuleRow, row};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure};
+use crate::lower::EmitResult;
 
 pub(super) const RULE_ROWS: &[RuleRow] =
     &[row("aten.linalg_solve_triangular", "reshape, slice, matmul, concat", solve)];
@@ -20,22 +20,17 @@ fn solve(c: &mut OpCall<'_, '_>) -> EmitResult {
     let is_left = c.bool_or("left", true)?;
     let unit = c.bool_or("unitriangular", false)?;
     let rank = c.rank(a);
-    if rank < 2 || c.rank(b) < 2 || c.extent(a, rank - 2) != c.extent(a, rank - 1) {
-        let a = c.shape(a);
-        let b = c.shape(b);
-        return Err(RuleFailure::Invalid(format!(
-            "expected square matrices and right-hand sides, found {a:?} and {b:?}"
-        )));
-    }
+    invalid_if!(
+        rank < 2 || c.rank(b) < 2 || c.extent(a, rank - 2) != c.extent(a, rank - 1),
+        "expected square matrices and right-hand sides, found {a:?} and {b:?}",
+        a = c.shape(a),
+        b = c.shape(b)
+    );
     let Some(n) = c.extent(a, rank - 1).as_const().filter(|n| *n <= MOST) else {
         let n = c.extent(a, rank - 1);
-        return Err(RuleFailure::Opaque(format!(
-            "matrices of {n:?} rows are not supported (at most {MOST})"
-        )));
+        return unsupported!("matrices of {n:?} rows are not supported (at most {MOST})");
     };
-    if !c.dtype(a).is_float() {
-        return Err(RuleFailure::Opaque(format!("matrices of {} are not supported", c.dtype(a))));
-    }
+    unsupported_if!(!c.dtype(a).is_float(), "matrices of {} are not supported", c.dtype(a));
     let lower = if upper { c.transposed(a)? } else { a };
     let inverse = invert_lower_triangular(c, lower, n, unit)?;
     let inverse = if upper { c.transposed(inverse)? } else { inverse };

@@ -1,8 +1,8 @@
 //! Views that keep all elements: reshapes, permutations, expansions. In a functional program a view and its
 //! copy are the same value.
 
-use symmc_import::Emit;
 use symmc_import::emit::extent_product;
+use symmc_import::{Emit, invalid, invalid_if, unsupported};
 use symmc_ir::Dim;
 
 use super::elementwise::identity;
@@ -78,7 +78,7 @@ fn view_dtype(c: &mut OpCall<'_, '_>) -> EmitResult {
     if c.opt_dtype("dtype")? == Some(c.dtype(x)) {
         return identity(c);
     }
-    Err(RuleFailure::Opaque("reinterpreting bits as another dtype is not supported".into()))
+    unsupported!("reinterpreting bits as another dtype is not supported")
 }
 
 fn flatten(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -90,11 +90,7 @@ fn flatten(c: &mut OpCall<'_, '_>) -> EmitResult {
         let y = c.reshape(x, vec![1.into()])?;
         return Ok(y);
     }
-    if first > last_axis {
-        return Err(RuleFailure::Invalid(format!(
-            "expected start_dim before end_dim, found {first} and {last_axis}"
-        )));
-    }
+    invalid_if!(first > last_axis, "expected start_dim before end_dim, found {first} and {last_axis}");
     let mut flat = shape[..first].to_vec();
     flat.push(extent_product(&shape[first..=last_axis]));
     flat.extend_from_slice(&shape[last_axis + 1..]);
@@ -191,11 +187,7 @@ fn expand(c: &mut OpCall<'_, '_>) -> EmitResult {
     let mut shape = c.dims("size")?;
     let extents = c.shape(x);
     let Some(new) = shape.len().checked_sub(extents.len()) else {
-        return Err(RuleFailure::Invalid(format!(
-            "expected at least {} axes, found {}",
-            extents.len(),
-            shape.len()
-        )));
+        return invalid!("expected at least {} axes, found {}", extents.len(), shape.len());
     };
     for (d, o) in shape[new..].iter_mut().zip(extents) {
         if d.as_const() == Some(-1) {

@@ -1,6 +1,6 @@
 //! Arithmetic of complex numbers, by formulas for the components of the result.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, invalid, unsupported_if};
 use symmc_ir::{BinaryOp, DType, FloatAttribute, Scalar, UnaryOp, ValueId};
 
 use super::components::{
@@ -9,7 +9,7 @@ use super::components::{
 };
 use super::per_component;
 use crate::call::{CallOperand, OpCall, OpRule};
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 use crate::ops::elementwise::add_scaled;
 use crate::schema::Argument;
 
@@ -53,7 +53,7 @@ pub(super) fn mul(c: &mut OpCall<'_, '_>) -> RuleResult {
         }
         (Some(b), None) => (times(&x.real, &y.real)?, times(b, &y.real)?),
         (None, Some(e)) => (times(&x.real, &y.real)?, times(&x.real, e)?),
-        (None, None) => return Err(RuleFailure::Invalid("expected a complex factor, found none".into())),
+        (None, None) => return invalid!("expected a complex factor, found none"),
     };
     set_complex_result(c, real, imaginary)
 }
@@ -86,9 +86,7 @@ pub(super) fn sum(c: &mut OpCall<'_, '_>, op: BinaryOp) -> RuleResult {
     }
     let z = c.tensor("self")?;
     let Some(Argument::Tensor(name)) = c.get("self") else {
-        return Err(RuleFailure::Invalid(
-            "expected a tensor as `self`, found another kind of argument".into(),
-        ));
+        return invalid!("expected a tensor as `self`, found another kind of argument");
     };
     let (mut a, mut b) = if c.lowering.is_complex(name) {
         split_components(c, z)?
@@ -97,9 +95,7 @@ pub(super) fn sum(c: &mut OpCall<'_, '_>, op: BinaryOp) -> RuleResult {
     };
     let dtype = declared_component_type(c)?.dtype;
     let rhs = complex_operand(c, "other")?;
-    if c.float_or("alpha", 1.0)? != 1.0 {
-        return Err(RuleFailure::Opaque("an `alpha` other than 1 is not supported".into()));
-    }
+    unsupported_if!(c.float_or("alpha", 1.0)? != 1.0, "an `alpha` other than 1 is not supported");
     a = c.emit_binary(op, &CallOperand::Tensor(a), &rhs.real, dtype)?;
     b = match rhs.imaginary {
         Some(imaginary) => c.emit_binary(op, &CallOperand::Tensor(b), &imaginary, dtype)?,
@@ -241,7 +237,7 @@ pub(super) fn product(c: &mut OpCall<'_, '_>, other: &str) -> RuleResult {
         }
         (Some(b), None) => c.numpy_matmul(b, d)?,
         (None, Some(e)) => c.numpy_matmul(a, e)?,
-        (None, None) => return Err(RuleFailure::Invalid("expected a complex factor, found none".into())),
+        (None, None) => return invalid!("expected a complex factor, found none"),
     };
     set_complex_result(c, real, imaginary)
 }

@@ -1,10 +1,10 @@
 //! The real and the imaginary components of complex tensors, and the names that are complex.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, invalid};
 use symmc_ir::{TensorType, ValueId};
 
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 use crate::schema::Argument;
 
 /// The number of axes of a complex tensor, without the axis of components.
@@ -37,7 +37,7 @@ pub(super) fn set_complex_result(c: &mut OpCall<'_, '_>, real: ValueId, imaginar
 pub(super) fn declared_component_type(c: &OpCall<'_, '_>) -> RuleResult<TensorType> {
     match only_result_name(c) {
         Some(name) => Ok(c.lowering.component_type(name)?),
-        None => Err(RuleFailure::Invalid("expected a result, found none".into())),
+        None => invalid!("expected a result, found none"),
     }
 }
 

@@ -4,13 +4,13 @@
 //! computed in f64 and taken from a table by `jk mod n`. They are as exact as the dtype of the product
 //! allows.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, UnaryOp, ValueId};
 
 use super::super::{RuleRow, row_of_results};
 use super::components::{declared_component_type, is_first_complex, set_complex_result, split_components};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 
 pub(in crate::ops) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("aten._fft_c2c", "cos, sin, matmul", |c| {
@@ -102,9 +102,7 @@ impl FourierSignal {
                 let zeros = c.full(Scalar::Int(0), c.dtype(x), shape)?;
                 c.concat(&[x, zeros], axis)
             }),
-            _ => Err(RuleFailure::Opaque(
-                "the signal is truncated for some sizes and padded for others".into(),
-            )),
+            _ => unsupported!("the signal is truncated for some sizes and padded for others"),
         }
     }
 
@@ -154,9 +152,10 @@ fn signal_axes(c: &OpCall<'_, '_>) -> RuleResult<Vec<usize>> {
     };
     let mut sorted = axes.clone();
     sorted.sort_unstable();
-    if sorted.windows(2).any(|w| w[0] == w[1]) || sorted.last().is_some_and(|&a| a >= rank) {
-        return Err(RuleFailure::Invalid(format!("expected distinct axes of {rank}, found {axes:?}")));
-    }
+    invalid_if!(
+        sorted.windows(2).any(|w| w[0] == w[1]) || sorted.last().is_some_and(|&a| a >= rank),
+        "expected distinct axes of {rank}, found {axes:?}"
+    );
     Ok(axes)
 }
 
@@ -165,7 +164,7 @@ fn scale_argument(c: &OpCall<'_, '_>) -> RuleResult<FourierScale> {
         0 => Ok(FourierScale::One),
         1 => Ok(FourierScale::Root),
         2 => Ok(FourierScale::Extent),
-        other => Err(RuleFailure::Invalid(format!("expected 0, 1 or 2 as `normalization`, found {other}"))),
+        other => invalid!("expected 0, 1 or 2 as `normalization`, found {other}"),
     }
 }
 
@@ -175,7 +174,7 @@ fn norm_scale(c: &OpCall<'_, '_>, forward: bool) -> RuleResult<FourierScale> {
         Some("ortho") => Ok(FourierScale::Root),
         Some("forward") => Ok(if forward { FourierScale::Extent } else { FourierScale::One }),
         Some(other) => {
-            Err(RuleFailure::Invalid(format!("expected backward, ortho or forward as `norm`, found {other}")))
+            invalid!("expected backward, ortho or forward as `norm`, found {other}")
         }
     }
 }
@@ -197,11 +196,10 @@ fn axes_and_lengths(c: &OpCall<'_, '_>) -> RuleResult<(Vec<usize>, Option<Vec<Di
         (false, Some(s)) if op.ends_with("fftn") => last_axes(s.len()),
         (false, _) => last_axes(1),
     };
-    if axes.is_empty() || requested.as_ref().is_some_and(|s| s.len() != axes.len()) {
-        return Err(RuleFailure::Invalid(format!(
-            "expected a length for each of the axes {axes:?}, found {requested:?}"
-        )));
-    }
+    invalid_if!(
+        axes.is_empty() || requested.as_ref().is_some_and(|s| s.len() != axes.len()),
+        "expected a length for each of the axes {axes:?}, found {requested:?}"
+    );
     // A length of -1 keeps the extent.
     let requested = requested.map(|lengths| {
         let lengths = lengths.into_iter().zip(&axes);
@@ -264,7 +262,7 @@ fn transform_real(
 ) -> RuleResult {
     let x = signal.real;
     let Some((&last, others)) = axes.split_last() else {
-        return Err(RuleFailure::Invalid("expected an axis, found none".into()));
+        return invalid!("expected an axis, found none");
     };
     let n = c.extent(x, last);
     let columns = if onesided { half_spectrum_length(&n) } else { n.clone() };
@@ -288,7 +286,7 @@ fn transform_to_real(
     n: &Dim,
 ) -> RuleResult {
     let Some((&last, others)) = axes.split_last() else {
-        return Err(RuleFailure::Invalid("expected an axis, found none".into()));
+        return invalid!("expected an axis, found none");
     };
     let rows = half_spectrum_length(n);
     signal.resize(c, last, &rows)?;
@@ -338,11 +336,10 @@ fn root_matrices(
     scale: FourierScale,
     dtype: DType,
 ) -> RuleResult<(ValueId, ValueId)> {
-    if c.dim_bounds(n).1 > MAX_TRANSFORM_LENGTH {
-        return Err(RuleFailure::Opaque(format!(
-            "a transform of {n:?} numbers may exceed the limit of {MAX_TRANSFORM_LENGTH}"
-        )));
-    }
+    unsupported_if!(
+        c.dim_bounds(n).1 > MAX_TRANSFORM_LENGTH,
+        "a transform of {n:?} numbers may exceed the limit of {MAX_TRANSFORM_LENGTH}"
+    );
     let extent = c.emit_dim(n, DType::F64)?;
     let table = c.iota(n.clone(), 0, 1, DType::I64)?;
     let table = c.cast(table, DType::F64)?;

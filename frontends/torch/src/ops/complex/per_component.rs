@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use symmc_import::Emit;
+use symmc_import::{Emit, invalid, unsupported_if};
 use symmc_ir::{Scalar, ValueId};
 
 use super::components::{
@@ -103,9 +103,7 @@ pub(super) fn apply_per_component(c: &mut OpCall<'_, '_>, rule: OpRule) -> RuleR
         .find(|name| !matches!(c.get(name), None | Some(Argument::Tensor(_) | Argument::Int(0))));
     if let Some(name) = number {
         let zero = matches!(c.get(name), Some(Argument::Float(x)) if *x == 0.0);
-        if !zero {
-            return Err(RuleFailure::Opaque(format!("a number other than 0 as `{name}` is not supported")));
-        }
+        unsupported_if!(!zero, "a number other than 0 as `{name}` is not supported");
     }
     let mut real = HashMap::new();
     let mut imaginary = HashMap::new();
@@ -152,7 +150,7 @@ fn fill_real(c: &mut OpCall<'_, '_>, rule: OpRule) -> RuleResult {
     }
     let filled = c.apply_to_components(real, rule)?;
     let Some(x) = filled.into_iter().next().flatten() else {
-        return Err(RuleFailure::Invalid("expected a result, found none".into()));
+        return invalid!("expected a result, found none");
     };
     if !is_complex_result(c) {
         return c.set_only_result(x);
