@@ -124,6 +124,11 @@ impl<'f, E> Term<'f, E> {
         self.formula.emit.borrow().rank(self.value)
     }
 
+    /// See [`Emit::extent`].
+    pub fn extent(self, axis: usize) -> Dim {
+        self.formula.emit.borrow().extent(self.value, axis)
+    }
+
     pub fn shape(self) -> Vec<Dim> {
         self.formula.emit.borrow().shape(self.value)
     }
@@ -161,16 +166,24 @@ impl<'f, E> Term<'f, E> {
     pub fn select(self, x: impl Into<TermOperand<'f, E>>, y: impl Into<TermOperand<'f, E>>) -> Self {
         let (x, y) = match (x.into(), y.into()) {
             (TermOperand::Term(x), TermOperand::Term(y)) => (x, y),
-            (TermOperand::Term(x), TermOperand::Scalar(s)) => (x, x.constant(s)),
-            (TermOperand::Scalar(s), TermOperand::Term(y)) => (y.constant(s), y),
-            (TermOperand::Scalar(s), TermOperand::Scalar(t)) => (self.constant(s), self.constant(t)),
+            (TermOperand::Term(x), TermOperand::Scalar(s)) => (x, x.scalar(s)),
+            (TermOperand::Scalar(s), TermOperand::Term(y)) => (y.scalar(s), y),
+            (TermOperand::Scalar(s), TermOperand::Scalar(t)) => (self.scalar(s), self.scalar(t)),
         };
         self.map(|c, condition| c.select(condition, x.value, y.value))
     }
 
     /// A number as a tensor without axes, in the dtype of this term.
-    fn constant(self, number: Scalar) -> Self {
+    pub fn constant(self, number: f64) -> Self {
+        self.scalar(Scalar::Float(FloatAttribute(number)))
+    }
+
+    fn scalar(self, number: Scalar) -> Self {
         self.map(|c, x| c.full(number, c.dtype(x), vec![]))
+    }
+
+    pub fn zeros_like(self) -> Self {
+        self.map(|c, x| c.full(Scalar::Int(0), c.dtype(x), c.shape(x)))
     }
 
     pub fn reduce(self, op: ReductionKind, axes: &[usize], keep: bool) -> Self {
@@ -207,11 +220,26 @@ impl<'f, E> Term<'f, E> {
 
     /// `len` elements of an axis, from `start` on.
     pub fn slice(self, axis: usize, start: impl Into<Dim>, len: impl Into<Dim>) -> Self {
-        self.map(|c, x| c.slice(x, axis, start.into(), len.into(), 1))
+        self.strided_slice(axis, start, len, 1)
+    }
+
+    /// `len` elements of an axis, from `start` on, in steps of `step`.
+    pub fn strided_slice(self, axis: usize, start: impl Into<Dim>, len: impl Into<Dim>, step: i64) -> Self {
+        self.map(|c, x| c.slice(x, axis, start.into(), len.into(), step))
+    }
+
+    /// The sums of the elements up to each one along an axis.
+    pub fn cumulative_sum(self, axis: usize) -> Self {
+        self.map(|c, x| c.emit("cumsum", Op::CumSum { axis }, &[x]))
     }
 
     pub fn matmul(self, other: Self) -> Self {
         self.map(|c, x| c.matmul(x, other.value))
+    }
+
+    /// See [`Emit::numpy_matmul`].
+    pub fn numpy_matmul(self, other: Self) -> Self {
+        self.map(|c, x| c.numpy_matmul(x, other.value))
     }
 
     /// The concatenation with another term.

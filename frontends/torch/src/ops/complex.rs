@@ -15,7 +15,7 @@ mod components;
 mod fourier;
 mod per_component;
 
-use symmc_import::{Emit, invalid};
+use symmc_import::{Emit, EmitFormulas, invalid};
 use symmc_ir::{BinaryOp, DType, Dim, Scalar, UnaryOp};
 
 use super::{OpRule, RuleRow, row, row_of_results};
@@ -36,10 +36,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("aten.polar", "cos, sin, mul, concat", |c| {
         let length = c.tensor("abs")?;
         let angle = c.tensor("angle")?;
-        let x = c.unary(UnaryOp::Cos, angle)?;
-        let y = c.unary(UnaryOp::Sin, angle)?;
-        let x = c.binary(BinaryOp::Mul, length, x)?;
-        let y = c.binary(BinaryOp::Mul, length, y)?;
+        let [x, y] = c.formulas([length, angle], |[length, angle]| arithmetic::polar(length, angle))?;
         set_complex_result(c, x, y)
     }),
     row_of_results("aten.complex", "concat", |c| {

@@ -1,7 +1,7 @@
 //! Bags of embeddings: rows of a table, reduced per bag. Bag `b` has the indices from `offsets[b]` up to
 //! `offsets[b + 1]`.
 
-use symmc_import::{Emit, invalid, invalid_if, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, TensorType, ValueId};
 
 use super::{RuleRow, row, row_of_results};
@@ -63,10 +63,9 @@ impl EmbeddingBags {
         let offsets = c.slice(offsets, 0, 0.into(), count.clone(), 1)?;
         let offsets = c.cast(offsets, DType::I64)?;
         let position = c.iota(n, 0, 1, DType::I64)?;
-        let position = c.unsqueeze(position, 1)?;
-        let begun = c.binary(BinaryOp::Ge, position, offsets)?;
-        let begun = c.reduce(ReductionKind::Sum, begun, vec![1], false)?;
-        let bag_of_index = c.binary_scalar(BinaryOp::Sub, begun, Scalar::Int(1))?;
+        let bag_of_index = c.formula([position, offsets], |[position, offsets]| {
+            position.unsqueeze(1).ge(offsets).sum(&[1], false) - 1
+        })?;
         let counted = find_counted_indices(c, indices)?;
         let ones = match counted {
             Some(counted) => c.cast(counted, DType::I64)?,
@@ -93,17 +92,12 @@ impl EmbeddingBags {
     /// Replaces the rows of padding indices by `other`.
     fn mask_padding(&self, c: &mut OpCall<'_, '_>, rows: ValueId, other: Scalar) -> EmitResult {
         let Some(counted) = self.counted_indices else { return Ok(rows) };
-        let counted = c.unsqueeze(counted, 1)?;
-        let fill = c.full(other, c.dtype(rows), vec![])?;
-        c.select(counted, rows, fill)
+        c.formula([rows, counted], |[rows, counted]| counted.unsqueeze(1).select(rows, other))
     }
 
     /// Divides the rows of the bags by the number of indices of each.
     fn divide_by_sizes(&self, c: &mut OpCall<'_, '_>, rows: ValueId) -> EmitResult {
-        let sizes = c.binary_scalar(BinaryOp::Max, self.sizes, Scalar::Int(1))?;
-        let sizes = c.cast(sizes, c.dtype(rows))?;
-        let sizes = c.unsqueeze(sizes, 1)?;
-        c.binary(BinaryOp::Div, rows, sizes)
+        c.formula([rows, self.sizes], |[rows, sizes]| rows / sizes.max(1).cast(rows.dtype()).unsqueeze(1))
     }
 }
 
@@ -118,9 +112,7 @@ fn find_counted_indices(c: &mut OpCall<'_, '_>, indices: ValueId) -> RuleResult<
 /// Multiplies the row of each index by its weight, if there are weights.
 fn weight_rows(c: &mut OpCall<'_, '_>, rows: ValueId) -> EmitResult {
     let Some(weights) = c.opt_tensor("per_sample_weights")? else { return Ok(rows) };
-    let weights = c.cast(weights, c.dtype(rows))?;
-    let weights = c.unsqueeze(weights, 1)?;
-    c.binary(BinaryOp::Mul, rows, weights)
+    c.formula([rows, weights], |[rows, weights]| rows * weights.cast(rows.dtype()).unsqueeze(1))
 }
 
 fn forward(c: &mut OpCall<'_, '_>) -> RuleResult {
@@ -180,10 +172,7 @@ fn max_bags(c: &mut OpCall<'_, '_>, bags: &EmbeddingBags, rows: ValueId) -> Emit
     let none = c.full(lowest, ty.dtype, ty.shape.clone())?;
     let op = Op::ScatterElements { axis: 0, combine: Some(ReductionKind::Max) };
     let y = c.emit_as("scatter", op, &[none, bags_of_rows, rows], ty)?;
-    let some = c.binary_scalar(BinaryOp::Gt, bags.sizes, Scalar::Int(0))?;
-    let some = c.unsqueeze(some, 1)?;
-    let zero = c.full(Scalar::Int(0), c.dtype(y), vec![])?;
-    c.select(some, y, zero)
+    c.formula([y, bags.sizes], |[y, sizes]| sizes.gt(0).unsqueeze(1).select(y, 0))
 }
 
 /// The gradient of the table: the gradient of each bag, added to the rows of its indices.

@@ -3,7 +3,7 @@
 //! Sizes are gathered from all ranks, so that each rank computes where each row comes from. What PyTorch leaves
 //! as it was in the tensors that these ops write, such as the rows after the last received one, is zero.
 
-use symmc_import::{Emit, invalid, invalid_if, unsupported, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{
     AllToAllSplits, BinaryOp, Collective, CollectiveKind, DType, Dim, GroupId, Op, ReductionKind, Scalar,
     TensorType, ValueId,
@@ -12,7 +12,7 @@ use symmc_ir::{
 use super::collectives::{all_reduce, reduce_scatter};
 use super::{RuleRow, row_of_results};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleFailure, RuleResult, Term};
 use crate::per_rank::PerRankNumbers;
 use crate::schema::Argument;
 
@@ -66,23 +66,14 @@ fn collective(
 }
 
 /// The sums of the elements before each one along an axis.
-fn sums_before(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> EmitResult {
-    let sums = c.emit("cumsum", Op::CumSum { axis }, &[x])?;
-    c.binary(BinaryOp::Sub, sums, x)
+fn sums_before(x: Term<'_>, axis: usize) -> Term<'_> {
+    x.cumulative_sum(axis) - x
 }
 
-/// The number of elements along the last axis for which `x op y`.
-fn count_where(c: &mut OpCall<'_, '_>, op: BinaryOp, x: ValueId, y: ValueId) -> EmitResult {
-    let matches = c.binary(op, x, y)?;
-    let matches = c.cast(matches, DType::I64)?;
-    let axis = c.rank(matches) - 1;
-    c.reduce(ReductionKind::Sum, matches, vec![axis], false)
-}
-
-/// `x` along its last axis at `index`, which has the same leading axes.
-fn at_last_axis(c: &mut OpCall<'_, '_>, x: ValueId, index: ValueId) -> EmitResult {
-    let axis = c.rank(x) - 1;
-    c.emit("gather", Op::GatherElements { axis }, &[x, index])
+/// The number of elements along the last axis for which `x >= y`.
+fn count_reached<'f>(x: Term<'f>, y: Term<'f>) -> Term<'f> {
+    let matches = x.ge(y).cast(DType::I64);
+    matches.sum(&[matches.rank().saturating_sub(1)], false)
 }
 
 /// This rank's element of axis 0, which has one for each rank.
@@ -104,10 +95,11 @@ fn ranks_along(c: &mut OpCall<'_, '_>, n: i64, factor: i64, axis: usize, rank: u
 /// `what`, that element as the index, and `limit + 1` as the extent.
 fn check_counts(c: &mut OpCall<'_, '_>, what: &str, x: ValueId, counts: ValueId, limit: i64) -> EmitResult {
     let axes: Vec<usize> = (0..c.rank(counts)).collect();
-    let max = c.reduce(ReductionKind::Max, counts, axes.clone(), false)?;
-    let min = c.reduce(ReductionKind::Min, counts, axes, false)?;
-    let negative = c.binary_scalar(BinaryOp::Lt, min, Scalar::Int(0))?;
-    let count = c.select(negative, min, max)?;
+    let count = c.formula([counts], |[counts]| {
+        let max = counts.reduce(ReductionKind::Max, &axes, false);
+        let min = counts.reduce(ReductionKind::Min, &axes, false);
+        min.lt(0).select(min, max)
+    })?;
     let zeros = c.full(Scalar::Int(0), DType::I64, vec![(limit + 1).into()])?;
     let zero = c.emit(what, Op::Take { axis: 0 }, &[zeros, count])?;
     c.binary(BinaryOp::Add, x, zero)
@@ -152,9 +144,9 @@ fn expect_same_type(c: &OpCall<'_, '_>, x: ValueId, out: ValueId) -> RuleResult 
 /// The split sizes with the offsets, as one tensor of two rows.
 fn with_offsets(c: &mut OpCall<'_, '_>, sizes: ValueId, offsets: ValueId) -> EmitResult {
     let flat = vec![Dim::from(1), c.ty(sizes).numel()];
-    let sizes = c.reshape(sizes, flat.clone())?;
-    let offsets = c.reshape(offsets, flat)?;
-    c.concat(&[sizes, offsets], 0)
+    c.formula([sizes, offsets], |[sizes, offsets]| {
+        sizes.reshape(flat.clone()).concat(offsets.reshape(flat), 0)
+    })
 }
 
 /// Rows to the ranks that the sizes say, packed in the order of the ranks.
@@ -191,7 +183,7 @@ fn exchange_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult {
         return invalid!("expected two results of the exchange");
     };
     let y = c.slice(y, 0, 0.into(), capacity, 1)?;
-    let offsets = sums_before(c, received, 0)?;
+    let offsets = c.formula([received], |[received]| sums_before(received, 0))?;
     let sizes_and_offsets = with_offsets(c, received, offsets)?;
     c.set_result(0, y);
     c.set_result(1, sizes_and_offsets);
@@ -219,31 +211,26 @@ fn exchange_to_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     );
     let local = chunks / n;
     let all_sizes = c.collective(CollectiveKind::AllGather, group, sizes)?;
-    // By the rank that sends, and the chunk.
-    let sent = c.reshape(all_sizes, vec![n.into(), chunks.into()])?;
-    let starts = sums_before(c, sent, 1)?;
-    let ends = c.binary(BinaryOp::Add, starts, sent)?;
-    // By the rank that receives, its expert, and the rank that sends.
-    let arranged = [n.into(), n.into(), local.into()].to_vec();
-    let to_experts = |c: &mut OpCall<'_, '_>, v: ValueId| {
-        let v = c.reshape(v, arranged.clone())?;
-        c.permute(v, vec![1, 2, 0])
-    };
-    let received = to_experts(c, sent)?;
-    let rows = c.reduce(ReductionKind::Sum, received, vec![2], true)?;
-    let aligned = c.binary_scalar(BinaryOp::Add, rows, Scalar::Int(align - 1))?;
-    let aligned = c.binary_scalar(BinaryOp::FloorDiv, aligned, Scalar::Int(align))?;
-    let aligned = c.binary_scalar(BinaryOp::Mul, aligned, Scalar::Int(align))?;
-    let aligned = c.binary_scalar(BinaryOp::Max, aligned, Scalar::Int(align))?;
-    let expert_starts = sums_before(c, aligned, 1)?;
-    let within = sums_before(c, received, 2)?;
-    let offsets = c.binary(BinaryOp::Add, expert_starts, within)?;
+    let [sent, starts, ends, received, offsets] = c.formulas([all_sizes], |[all_sizes]| {
+        // By the rank that sends, and the chunk.
+        let sent = all_sizes.reshape(vec![n.into(), chunks.into()]);
+        let starts = sums_before(sent, 1);
+        let ends = starts + sent;
+        // By the rank that receives, its expert, and the rank that sends.
+        let received = sent.reshape(vec![n.into(), n.into(), local.into()]).permute(&[1, 2, 0]);
+        let rows = received.sum(&[2], true);
+        let aligned = ((rows + (align - 1)).floor_div(align) * align).max(align);
+        let expert_starts = sums_before(aligned, 1);
+        let offsets = expert_starts + sums_before(received, 2);
+        [sent, starts, ends, received, offsets]
+    })?;
     let slots = slots_of_rows(c, group, (n, tokens, capacity), (received, offsets, starts))?;
     // An expert without rows may start beyond the result.
-    let zero = c.full(Scalar::Int(0), DType::I64, vec![])?;
-    let has_rows = c.binary_scalar(BinaryOp::Ne, received, Scalar::Int(0))?;
-    let received_ends = c.binary(BinaryOp::Add, offsets, received)?;
-    let received_ends = c.select(has_rows, received_ends, zero)?;
+    let received_ends = c.formula([received, offsets], |[received, offsets]| {
+        let zero = received.constant(0.0);
+        let has_rows = received.ne(0);
+        has_rows.select(offsets + received, zero)
+    })?;
     let slots = check_counts(c, "rows_within_capacity", slots, received_ends, capacity)?;
     let slots = check_counts(c, "rows_within_operand", slots, ends, tokens)?;
     let slots = check_counts(c, "rows_of_chunk", slots, sent, tokens)?;
@@ -279,17 +266,15 @@ fn chunks_of_rows(
     let sizes = c.reshape(sizes, flat.clone())?;
     let offsets = c.reshape(offsets, flat)?;
     let rows = c.iota(capacity.into(), 0, 1, DType::I64)?;
-    let column = c.unsqueeze(rows, 1)?;
-    // Chunks start in order. The last one that starts at or before a row has it, or none has.
-    let started = count_where(c, BinaryOp::Ge, column, offsets)?;
-    let chunk = c.binary_scalar(BinaryOp::Sub, started, Scalar::Int(1))?;
-    let chunk = c.binary_scalar(BinaryOp::Max, chunk, Scalar::Int(0))?;
-    let start = c.emit("take", Op::Take { axis: 0 }, &[offsets, chunk])?;
-    let size = c.emit("take", Op::Take { axis: 0 }, &[sizes, chunk])?;
-    let position = c.binary(BinaryOp::Sub, rows, start)?;
-    let inside = c.binary(BinaryOp::Lt, position, size)?;
-    let none = c.full(Scalar::Int(-1), DType::I64, vec![])?;
-    let position = c.select(inside, position, none)?;
+    let [chunk, position] = c.formulas([rows, sizes, offsets], |[rows, sizes, offsets]| {
+        // Chunks start in order. The last one that starts at or before a row has it, or none has.
+        let started = count_reached(rows.unsqueeze(1), offsets);
+        let chunk = (started - 1).max(0);
+        let start = offsets.take(0, chunk);
+        let size = sizes.take(0, chunk);
+        let position = rows - start;
+        [chunk, position.lt(size).select(position, -1)]
+    })?;
     Ok((chunk, position))
 }
 
@@ -300,12 +285,11 @@ fn sources_of_rows(
     base: ValueId,
 ) -> EmitResult {
     let flat = vec![c.ty(base).numel()];
-    let base = c.reshape(base, flat)?;
-    let base = c.emit("take", Op::Take { axis: 0 }, &[base, chunk])?;
-    let source = c.binary(BinaryOp::Add, base, position)?;
-    let none = c.full(Scalar::Int(-1), DType::I64, vec![])?;
-    let inside = c.binary(BinaryOp::Gt, position, none)?;
-    c.select(inside, source, none)
+    c.formula([base, chunk, position], |[base, chunk, position]| {
+        let source = base.reshape(flat).take(0, chunk) + position;
+        let none = position.constant(-1.0);
+        position.gt(none).select(source, none)
+    })
 }
 
 /// The token from which each row of this rank comes.
@@ -316,8 +300,8 @@ fn slots_of_rows(
     (received, offsets, starts): (ValueId, ValueId, ValueId),
 ) -> EmitResult {
     let local = c.extent(received, 1);
-    let starts = c.reshape(starts, vec![n.into(), n.into(), local])?;
-    let starts = c.permute(starts, vec![1, 2, 0])?;
+    let starts =
+        c.formula([starts], |[starts]| starts.reshape(vec![n.into(), n.into(), local]).permute(&[1, 2, 0]))?;
     let senders = ranks_along(c, n, tokens, 2, 3)?;
     let starts = c.binary(BinaryOp::Add, starts, senders)?;
     let own_sizes = of_this_rank(c, received, group)?;
@@ -335,22 +319,17 @@ fn rows_of_tokens(
 ) -> EmitResult {
     let chunks = c.extent(starts, 1);
     let receivers = ranks_along(c, n, capacity, 0, 3)?;
-    let targets = c.binary(BinaryOp::Add, offsets, receivers)?;
-    let targets = c.permute(targets, vec![2, 0, 1])?;
-    let targets = c.reshape(targets, vec![n.into(), chunks.clone()])?;
-    let targets = c.binary(BinaryOp::Sub, targets, starts)?;
-    let tokens_along = c.iota(tokens.into(), 0, 1, DType::I64)?;
-    let column = c.reshape(tokens_along, vec![1.into(), tokens.into(), 1.into()])?;
-    let ends = c.unsqueeze(ends, 1)?;
-    let passed = count_where(c, BinaryOp::Ge, column, ends)?;
-    let last_chunk = c.emit_dim(&(chunks - Dim::from(1)), DType::I64)?;
-    let chunk = c.binary(BinaryOp::Min, passed, last_chunk)?;
-    let target = at_last_axis(c, targets, chunk)?;
-    let row = c.binary(BinaryOp::Add, target, tokens_along)?;
-    let none = c.full(Scalar::Int(-1), DType::I64, vec![])?;
-    let inside = c.binary(BinaryOp::Le, passed, last_chunk)?;
-    let row = c.select(inside, row, none)?;
-    c.reshape(row, vec![(n * tokens).into(), 1.into()])
+    c.formula([starts, ends, offsets, receivers], |[starts, ends, offsets, receivers]| {
+        let targets = (offsets + receivers).permute(&[2, 0, 1]).reshape(vec![n.into(), chunks.clone()]);
+        let targets = targets - starts;
+        let tokens_along = targets.map(|c, _| c.iota(tokens.into(), 0, 1, DType::I64));
+        let column = tokens_along.reshape(vec![1.into(), tokens.into(), 1.into()]);
+        let passed = count_reached(column, ends.unsqueeze(1));
+        let last_chunk = passed.map(|c, _| c.emit_dim(&(chunks - Dim::from(1)), DType::I64));
+        let row = targets.gather(1, passed.min(last_chunk)) + tokens_along;
+        let none = row.constant(-1.0);
+        passed.le(last_chunk).select(row, none).reshape(vec![(n * tokens).into(), 1.into()])
+    })
 }
 
 /// Chunks of rows in the order of the local expert and the rank they go to, at any offsets, to chunks in the
@@ -387,16 +366,17 @@ fn exchange_from_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let [sizes, sources] = arranged[..] else {
         return invalid!("expected sizes and offsets");
     };
-    let zero = c.full(Scalar::Int(0), DType::I64, vec![])?;
-    let has_rows = c.binary_scalar(BinaryOp::Ne, sizes, Scalar::Int(0))?;
-    let first = c.select(has_rows, sources, zero)?;
-    let source_ends = c.binary(BinaryOp::Add, first, sizes)?;
+    let [first, source_ends] = c.formulas([sizes, sources], |[sizes, sources]| {
+        let zero = sizes.constant(0.0);
+        let first = sizes.ne(0).select(sources, zero);
+        [first, first + sizes]
+    })?;
     let senders = ranks_along(c, n, tokens, 1, 3)?;
     let sources = c.binary(BinaryOp::Add, sources, senders)?;
     let sizes = of_this_rank(c, sizes, group)?;
     let sources = of_this_rank(c, sources, group)?;
     let sizes = c.reshape(sizes, vec![chunks.into()])?;
-    let offsets = sums_before(c, sizes, 0)?;
+    let offsets = c.formula([sizes], |[sizes]| sums_before(sizes, 0))?;
     let row_chunks = chunks_of_rows(c, capacity, (sizes, offsets))?;
     let rows = sources_of_rows(c, row_chunks, sources)?;
     let ends = c.binary(BinaryOp::Add, offsets, sizes)?;

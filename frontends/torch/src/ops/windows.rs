@@ -1,6 +1,6 @@
 //! Windows on the last axes of an operand, `[batch, channels, ...]`, for convolutions and pooling.
 
-use symmc_import::{Emit, invalid, invalid_if, unsupported, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{ArgOp, BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, TensorType, ValueId};
 
 use super::{RuleRow, row, row_of_results};
@@ -505,17 +505,14 @@ fn element_positions(
     for (i, (((k, s, p, d), extent), count)) in windows.axis_parameters().zip(area).zip(standing).enumerate()
     {
         inner /= k;
-        let within = c.binary_scalar(BinaryOp::FloorDiv, element, Scalar::Int(inner))?;
-        let within = c.binary_scalar(BinaryOp::Rem, within, Scalar::Int(k))?;
-        let within = c.binary_scalar(BinaryOp::Mul, within, Scalar::Int(d))?;
-        let begin = c.iota(count.clone(), -p, s, DType::I64)?;
         let mut column = vec![Dim::from(1); standing.len() - i];
         column[0] = count.clone();
-        let begin = c.reshape(begin, column)?;
-        let coordinate = c.binary(BinaryOp::Add, within, begin)?;
-        let extent = c.emit_dim(extent, DType::I64)?;
-        position = c.binary(BinaryOp::Mul, position, extent)?;
-        position = c.binary(BinaryOp::Add, position, coordinate)?;
+        position = c.formula([position, element], |[position, element]| {
+            let within = element.floor_div(inner) % k * d;
+            let begin = within.map(|c, _| c.iota(count.clone(), -p, s, DType::I64));
+            let coordinate = within + begin.reshape(column);
+            position * position.map(|c, _| c.emit_dim(extent, DType::I64)) + coordinate
+        })?;
     }
     Ok(position)
 }

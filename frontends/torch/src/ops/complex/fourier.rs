@@ -4,8 +4,8 @@
 //! computed in f64 and taken from a table by `jk mod n`. They are as exact as the dtype of the product
 //! allows.
 
-use symmc_import::{Emit, invalid, invalid_if, unsupported, unsupported_if};
-use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, UnaryOp, ValueId};
+use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported, unsupported_if};
+use symmc_ir::{BinaryOp, DType, Dim, Scalar, UnaryOp, ValueId};
 
 use super::super::{RuleRow, row_of_results};
 use super::components::{declared_component_type, is_first_complex, set_complex_result, split_components};
@@ -309,23 +309,19 @@ fn transform_to_real(
 /// row occurs once, and so does the middle row of an even number of rows. The others occur twice.
 fn half_spectrum_weights(c: &mut OpCall<'_, '_>, n: &Dim, rows: &Dim, dtype: DType) -> EmitResult {
     let k = c.iota(rows.clone(), 0, 1, DType::I64)?;
-    let is_first = c.binary_scalar(BinaryOp::Eq, k, Scalar::Int(0))?;
-    let twice = c.binary_scalar(BinaryOp::Mul, k, Scalar::Int(2))?;
-    let n = c.emit_dim(n, DType::I64)?;
-    let is_middle = c.binary(BinaryOp::Eq, twice, n)?;
-    let once = c.binary(BinaryOp::Or, is_first, is_middle)?;
-    let once = c.cast(once, dtype)?;
-    let weights = c.scalar_binary(BinaryOp::Sub, Scalar::Int(2), once)?;
-    c.reshape(weights, vec![rows.clone(), 1.into()])
+    c.formula([k], |[k]| {
+        let is_first = k.eq(0);
+        let twice = k * 2;
+        let is_middle = twice.eq(k.map(|c, _| c.emit_dim(n, DType::I64)));
+        (2.0 - (is_first | is_middle).cast(dtype)).reshape(vec![rows.clone(), 1.into()])
+    })
 }
 
 fn multiply_along_axis(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize, matrix: ValueId) -> EmitResult {
     let rank = c.rank(x);
     let order: Vec<usize> = (0..rank).filter(|&a| a != axis).chain([axis]).collect();
     let back: Vec<usize> = (0..axis).chain([rank - 1]).chain(axis..rank - 1).collect();
-    let x = c.permute(x, order)?;
-    let y = c.numpy_matmul(x, matrix)?;
-    c.permute(y, back)
+    c.formula([x, matrix], |[x, matrix]| x.permute(&order).numpy_matmul(matrix).permute(&back))
 }
 
 /// The cosines and sines of `2πjk/n`, with rows `j` and columns `k`.
@@ -342,9 +338,9 @@ fn root_matrices(
     );
     let extent = c.emit_dim(n, DType::F64)?;
     let table = c.iota(n.clone(), 0, 1, DType::I64)?;
-    let table = c.cast(table, DType::F64)?;
-    let table = c.binary_float(BinaryOp::Mul, table, std::f64::consts::TAU)?;
-    let angles = c.binary(BinaryOp::Div, table, extent)?;
+    let angles = c.formula([table, extent], |[table, extent]| {
+        table.cast(DType::F64) * std::f64::consts::TAU / extent
+    })?;
     let divisor = match scale {
         FourierScale::One => None,
         FourierScale::Root => Some(c.unary(UnaryOp::Sqrt, extent)?),
@@ -356,13 +352,11 @@ fn root_matrices(
     let jk = c.binary(BinaryOp::Mul, j, k)?;
     let modulus = c.emit_dim(n, DType::I64)?;
     let jk = c.binary(BinaryOp::Rem, jk, modulus)?;
-    let mut root_matrix = |op: UnaryOp| -> EmitResult {
-        let mut y = c.unary(op, angles)?;
-        if let Some(divisor) = divisor {
-            y = c.binary(BinaryOp::Div, y, divisor)?;
-        }
-        let y = c.cast(y, dtype)?;
-        c.emit("take", Op::Take { axis: 0 }, &[y, jk])
-    };
-    Ok((root_matrix(UnaryOp::Cos)?, root_matrix(UnaryOp::Sin)?))
+    let [cos, sin] = c.formulas([angles, jk], |[angles, jk]| {
+        [UnaryOp::Cos, UnaryOp::Sin].map(|op| {
+            let roots = angles.unary(op);
+            divisor.map_or(roots, |d| roots / roots.term(d)).cast(dtype).take(0, jk)
+        })
+    })?;
+    Ok((cos, sin))
 }
