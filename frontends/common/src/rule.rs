@@ -55,10 +55,17 @@ impl<V, R> OpRule<V, R> {
 
 #[derive(Debug)]
 pub struct RuleRow<R> {
-    pub name: &'static str,
+    /// The names of the operators that have this rule, separated by spaces.
+    pub names: &'static str,
     /// The documentation of what a node becomes.
     pub becomes: &'static str,
     pub rule: R,
+}
+
+impl<R> RuleRow<R> {
+    pub fn names(&self) -> impl Iterator<Item = &'static str> + use<R> {
+        self.names.split(' ')
+    }
 }
 
 pub struct RuleTables<R: 'static> {
@@ -76,12 +83,14 @@ impl<R> RuleTables<R> {
     }
 
     pub fn find_row(&self, name: &str) -> Option<&'static RuleRow<R>> {
-        let by_name = self.by_name.get_or_init(|| self.rows().map(|r| (r.name, r)).collect());
+        let by_name = self
+            .by_name
+            .get_or_init(|| self.rows().flat_map(|r| r.names().map(move |name| (name, r))).collect());
         by_name.get(name).copied()
     }
 
     pub fn supported(&self) -> Vec<(&'static str, &'static str)> {
-        self.rows().map(|r| (r.name, r.becomes)).collect()
+        self.rows().flat_map(|r| r.names().map(|name| (name, r.becomes))).collect()
     }
 }
 

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use symmc_import::{Compositions, Emit, RuleCall, unsupported, unsupported_if};
+use symmc_import::{Compositions, Emit, RuleCall, invalid, unsupported, unsupported_if};
 use symmc_ir::{DType, Dim, GraphBuilder, InputKind, Scalar, Tensor, TensorType, ValueDef, ValueId};
 
 use crate::error::FailureReason;
@@ -43,7 +43,7 @@ pub(crate) const fn row(
     becomes: &'static str,
     value: RuleFn<ValueId>,
 ) -> RuleRow {
-    RuleRow { name, becomes, rule: VersionedRule { up_to, rule: OpRule::Value(value) } }
+    RuleRow { names: name, becomes, rule: VersionedRule { up_to, rule: OpRule::Value(value) } }
 }
 
 pub(crate) const fn row_of_results(
@@ -52,7 +52,7 @@ pub(crate) const fn row_of_results(
     becomes: &'static str,
     results: RuleFn<()>,
 ) -> RuleRow {
-    RuleRow { name, becomes, rule: VersionedRule { up_to, rule: OpRule::Results(results) } }
+    RuleRow { names: name, becomes, rule: VersionedRule { up_to, rule: OpRule::Results(results) } }
 }
 
 /// A node while its rule runs.
@@ -168,6 +168,12 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     pub fn tensor(&mut self, i: usize) -> EmitResult {
         require_operand(i, self.opt_tensor(i)?)
+    }
+
+    /// The first operands, which must be tensors.
+    pub fn first_tensors<const N: usize>(&mut self) -> RuleResult<[ValueId; N]> {
+        let values = (0..N).map(|i| self.tensor(i)).collect::<RuleResult<Vec<_>>>()?;
+        values.try_into().or_else(|_| invalid!("expected {N} operands"))
     }
 
     pub fn tensors(&mut self) -> RuleResult<Vec<ValueId>> {
@@ -414,6 +420,12 @@ impl<'c, 'p> OpCall<'c, 'p> {
     }
 
     /// Sets the value of the only result.
+    /// Sets the values of the first results.
+    pub fn set_results(&mut self, values: impl IntoIterator<Item = ValueId>) -> RuleResult {
+        values.into_iter().enumerate().for_each(|(i, value)| self.set_result(i, value));
+        Ok(())
+    }
+
     pub fn set_only_result(&mut self, value: ValueId) -> RuleResult {
         self.set_result(0, value);
         Ok(())

@@ -27,9 +27,7 @@ pub(crate) fn find_inlined_body<'p>(
     if !domain.is_empty() || node.op_type != "If" {
         return Ok(None);
     }
-    let Some(condition) = node.input.first() else {
-        return invalid!("expected a condition, found none");
-    };
+    let Some(condition) = node.input.first() else { return invalid!("expected a condition, found none") };
     let name = match lowering.resolve_name(condition)? {
         NameBinding::Known(value, _) => match value.as_ints().as_ref().map(|i| i.dims.as_slice()) {
             Some([one]) if one.as_const() == Some(0) => "else_branch",

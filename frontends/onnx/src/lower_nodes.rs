@@ -95,10 +95,10 @@ impl<'p> ImportLowering<'p> {
         };
         let schema = ops::find_definition(row, version).map_err(RuleFailure::Invalid)?;
         schema
-            .check_node(row.name, node, |a| self.scope.resolve_attribute(a))
+            .check_node(row.names, node, |a| self.scope.resolve_attribute(a))
             .map_err(RuleFailure::Invalid)?;
         let dtypes: Vec<Option<DType>> = node.input.iter().map(|name| self.dtype_of(name)).collect();
-        schema.check_dtypes(row.name, &dtypes).map_err(RuleFailure::Invalid)?;
+        schema.check_dtypes(row.names, &dtypes).map_err(RuleFailure::Invalid)?;
         let mut call = OpCall::new(self, node, version, schema);
         if fold::fold_ints(&mut call)? || evaluate::fold_constants(&mut call, row.rule.rule)? {
             return call.finish();

@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-use symmc_import::{Emit, unsupported};
+use symmc_import::{Emit, invalid, unsupported};
 use symmc_ir::{DType, Dim, Scalar, ValueId};
 
 use crate::dtype;
@@ -47,19 +47,19 @@ type RuleFn<T> = for<'a, 'c, 'p> fn(&'a mut OpCall<'c, 'p>) -> RuleResult<T>;
 
 pub(crate) type OpRule = symmc_import::OpRule<RuleFn<ValueId>, RuleFn<()>>;
 
-/// A row of a rule table: the target without `torch.ops.`, the ops that it becomes, and its rule.
+/// A row of a rule table: the targets without `torch.ops.`, the ops that they become, and their rule.
 pub(crate) type RuleRow = symmc_import::RuleRow<OpRule>;
 
-pub(crate) const fn row(name: &'static str, becomes: &'static str, value: RuleFn<ValueId>) -> RuleRow {
-    RuleRow { name, becomes, rule: OpRule::Value(value) }
+pub(crate) const fn row(names: &'static str, becomes: &'static str, value: RuleFn<ValueId>) -> RuleRow {
+    RuleRow { names, becomes, rule: OpRule::Value(value) }
 }
 
 pub(crate) const fn row_of_results(
-    name: &'static str,
+    names: &'static str,
     becomes: &'static str,
     results: RuleFn<()>,
 ) -> RuleRow {
-    RuleRow { name, becomes, rule: OpRule::Results(results) }
+    RuleRow { names, becomes, rule: OpRule::Results(results) }
 }
 
 /// A node while its rule runs.
@@ -288,6 +288,12 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     pub fn tensor(&self, name: &str) -> EmitResult {
         require_argument(name, self.opt_tensor(name)?)
+    }
+
+    /// The tensors in the arguments of these names.
+    pub fn tensors_named<const N: usize>(&self, names: [&str; N]) -> RuleResult<[ValueId; N]> {
+        let values = names.into_iter().map(|name| self.tensor(name)).collect::<RuleResult<Vec<_>>>()?;
+        values.try_into().or_else(|_| invalid!("expected {N} operands"))
     }
 
     /// The first argument, which must be a tensor, whatever its name.
@@ -690,6 +696,12 @@ impl<'c, 'p> OpCall<'c, 'p> {
         if let Some(slot) = self.result_values.get_mut(result) {
             *slot = Some(value);
         }
+    }
+
+    /// Sets the values of the first results.
+    pub fn set_results(&mut self, values: impl IntoIterator<Item = ValueId>) -> RuleResult {
+        values.into_iter().enumerate().for_each(|(i, value)| self.set_result(i, value));
+        Ok(())
     }
 
     /// Takes the result values that were set.

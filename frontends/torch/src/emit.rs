@@ -145,9 +145,7 @@ impl OpCall<'_, '_> {
         let name = match group {
             Ok(Some(name)) => name,
             Ok(None) => return invalid!("expected the name of a group, found none"),
-            Err(RuleFailure::Invalid(m)) => {
-                return invalid!("the group must be a name: {m}");
-            }
+            Err(RuleFailure::Invalid(m)) => return invalid!("the group must be a name: {m}"),
             Err(e) => return Err(e),
         };
         self.lowering

@@ -35,8 +35,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         formula(c, |x| select_positive(x, x, x * alpha))
     }),
     row("PRelu", 16, "select", |c| {
-        let x = c.tensor(0)?;
-        let slope = c.tensor(1)?;
+        let [x, slope] = c.first_tensors()?;
         c.formula([x, slope], |[x, slope]| select_positive(x, x, x * slope))
     }),
     row("ThresholdedRelu", 22, "select", |c| {

@@ -96,9 +96,7 @@ fn attention(c: &mut OpCall<'_, '_>) -> EmitResult {
         Some(c.float_or("softcap", 0.0)?).filter(|cap| *cap > 0.0 && cap.is_finite()).map(FloatAttribute);
     // The mode only selects which scores are output.
     c.ignore(&["qk_matmul_output_mode"]);
-    let q = c.tensor(0)?;
-    let k = c.tensor(1)?;
-    let v = c.tensor(2)?;
+    let [q, k, v] = c.first_tensors()?;
     let flat = c.rank(q) == 3;
     let heads = c.int_or("q_num_heads", 0)?;
     let key_heads = c.int_or("kv_num_heads", heads)?;

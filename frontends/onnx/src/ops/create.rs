@@ -72,9 +72,7 @@ fn constant(c: &mut OpCall<'_, '_>) -> RuleResult {
             let wide: Vec<f64> = a.floats.iter().map(|x| f64::from(*x)).collect();
             Tensor::from_f64(DType::F32, vec![wide.len()], &wide).map(Arc::new)
         }
-        (_, kind::STRING | kind::STRINGS) => {
-            return unsupported!("text constants are not supported");
-        }
+        (_, kind::STRING | kind::STRINGS) => return unsupported!("text constants are not supported"),
         _ => None,
     };
     let data = data.ok_or_else(|| {

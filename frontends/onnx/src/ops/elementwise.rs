@@ -172,8 +172,7 @@ fn divide(c: &mut OpCall<'_, '_>) -> EmitResult {
     if c.operand_type(0)?.dtype.is_float() {
         return binary(c, BinaryOp::Div);
     }
-    let x = c.tensor(0)?;
-    let y = c.tensor(1)?;
+    let [x, y] = c.first_tensors()?;
     c.formula([x, y], |[x, y]| x.truncated_quotient(y))
 }
 
@@ -182,8 +181,7 @@ fn modulo(c: &mut OpCall<'_, '_>) -> EmitResult {
     if !c.flag("fmod")? {
         return binary(c, BinaryOp::Rem);
     }
-    let x = c.tensor(0)?;
-    let y = c.tensor(1)?;
+    let [x, y] = c.first_tensors()?;
     let is_float = c.dtype(x).is_float();
     c.formula([x, y], |[x, y]| if is_float { x.float_remainder(y) } else { x.truncated_remainder(y) })
 }
@@ -234,9 +232,7 @@ fn clip(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn select(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let condition = c.tensor(0)?;
-    let x = c.tensor(1)?;
-    let y = c.tensor(2)?;
+    let [condition, x, y] = c.first_tensors()?;
     c.select(condition, x, y)
 }
 

@@ -11,8 +11,7 @@ use crate::lower::{EmitResult, RuleResult};
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("Gather", 13, "take; slice where the index is a constant", gather),
     row("GatherElements", 13, "gather", |c| {
-        let x = c.tensor(0)?;
-        let index = c.tensor(1)?;
+        let [x, index] = c.first_tensors()?;
         let axis = c.axis_or("axis", 0, c.rank(x))?;
         let index = c.wrap_negative_index(index, &c.extent(x, axis))?;
         c.emit("gather", Op::GatherElements { axis }, &[x, index])
@@ -32,9 +31,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         let accumulate = match c.opt_string("reduction")? {
             None | Some("none") => false,
             Some("add") => true,
-            Some(other) => {
-                return unsupported!("the reduction `{other}` is not supported");
-            }
+            Some(other) => return unsupported!("the reduction `{other}` is not supported"),
         };
         let mut operands = vec![x, source];
         operands.extend(coordinate_indices(c, x)?);
@@ -90,9 +87,7 @@ fn coordinate_indices(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Vec<Valu
 }
 
 fn scatter(c: &mut OpCall<'_, '_>) -> RuleResult {
-    let x = c.tensor(0)?;
-    let index = c.tensor(1)?;
-    let source = c.tensor(2)?;
+    let [x, index, source] = c.first_tensors()?;
     let axis = c.axis_or("axis", 0, c.rank(x))?;
     let combine = match c.opt_string("reduction")? {
         None | Some("none") => None,
@@ -100,9 +95,7 @@ fn scatter(c: &mut OpCall<'_, '_>) -> RuleResult {
         Some("mul") => Some(ReductionKind::Prod),
         Some("max") => Some(ReductionKind::Max),
         Some("min") => Some(ReductionKind::Min),
-        Some(other) => {
-            return invalid!("expected a known reduction, found `{other}`");
-        }
+        Some(other) => return invalid!("expected a known reduction, found `{other}`"),
     };
     let index = c.wrap_negative_index(index, &c.extent(x, axis))?;
     let y = c.emit("scatter", Op::ScatterElements { axis, combine }, &[x, index, source])?;
@@ -114,9 +107,7 @@ fn one_hot(c: &mut OpCall<'_, '_>) -> EmitResult {
     let index = c.tensor(0)?;
     let depth = match c.ints(1, "the depth")?.dims.as_slice() {
         [one] => one.clone(),
-        many => {
-            return invalid!("expected one number as depth, found {}", many.len());
-        }
+        many => return invalid!("expected one number as depth, found {}", many.len()),
     };
     let values = c.tensor(2)?;
     let rank = c.rank(index) + 1;

@@ -9,8 +9,7 @@ use crate::lower::EmitResult;
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("MatMul", 13, "matmul", |c| {
-        let x = c.tensor(0)?;
-        let y = c.tensor(1)?;
+        let [x, y] = c.first_tensors()?;
         c.numpy_matmul(x, y)
     }),
     row("Gemm", 13, "permute, matmul_unrounded, mul, add, cast", gemm),

@@ -68,8 +68,7 @@ fn softmax(c: &mut OpCall<'_, '_>, log: bool) -> RuleResult {
 
 /// The sum of the first two operands and of the optional operand `bias`. It is also the fourth result.
 fn add_skip_connection(c: &mut OpCall<'_, '_>, bias: usize) -> EmitResult {
-    let x = c.tensor(0)?;
-    let skip = c.tensor(1)?;
+    let [x, skip] = c.first_tensors()?;
     let mut sum = c.binary(BinaryOp::Add, x, skip)?;
     if let Some(bias) = c.opt_tensor(bias)? {
         sum = c.binary(BinaryOp::Add, sum, bias)?;

@@ -132,9 +132,7 @@ fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
         Some(k) => Dim::from(k),
         None => match c.ints(1, "k")?.dims.as_slice() {
             [one] => one.clone(),
-            many => {
-                return invalid!("expected one number as k, found {}", many.len());
-            }
+            many => return invalid!("expected one number as k, found {}", many.len()),
         },
     };
     shape[axis] = k;
@@ -145,6 +143,5 @@ fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
     let types = vec![TensorType::new(c.dtype(x), shape.clone()), TensorType::new(DType::I64, shape)];
     let name = format!("{}.topk", c.label);
     let results = c.builder_mut().node_as(&name, op, &[x], types)?;
-    results.into_iter().enumerate().for_each(|(i, v)| c.set_result(i, v));
-    Ok(())
+    c.set_results(results)
 }

@@ -37,9 +37,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         let (split, perm) = match c.opt_string("mode")? {
             Some("CRD") => ([less.clone(), block.clone(), block.clone()], vec![0, 1, 4, 2, 5, 3]),
             None | Some("DCR") => ([block.clone(), block.clone(), less.clone()], vec![0, 3, 4, 1, 5, 2]),
-            Some(other) => {
-                return invalid!("expected mode DCR or CRD, found `{other}`");
-            }
+            Some(other) => return invalid!("expected mode DCR or CRD, found `{other}`"),
         };
         let [a, b, d] = split;
         let y = c.reshape(x, vec![n.clone(), a, b, d, h.clone(), w.clone()])?;
@@ -171,8 +169,7 @@ fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
     };
     invalid_if!(lengths.len() as i64 != count, "expected {} results, found {count}", lengths.len());
     let pieces = c.split_by_lengths(x, axis, lengths)?;
-    pieces.into_iter().enumerate().for_each(|(i, piece)| c.set_result(i, piece));
-    Ok(())
+    c.set_results(pieces)
 }
 
 /// The pads are all numbers before the axes, then all numbers after them. Negative numbers remove elements.

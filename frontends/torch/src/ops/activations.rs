@@ -47,8 +47,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         // NaN is not below the threshold, so it is kept.
         formula(c, |x| x.le(threshold).select(value, x))
     }),
-    row("aten.dropout", "(identity), where nothing is dropped", dropout),
-    row("aten.feature_dropout", "(identity), where nothing is dropped", dropout),
+    row("aten.dropout aten.feature_dropout", "(identity), where nothing is dropped", dropout),
     row("aten.native_dropout", "(identity), where nothing is dropped", |c| {
         c.require_results_unread_from(1)?;
         dropout(c)

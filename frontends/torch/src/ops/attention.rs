@@ -17,26 +17,24 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::scope::tensor_names;
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row_of_results("aten.scaled_dot_product_attention", "attention", |c| {
-        attention_alone(c, MaskArgument::Named("attn_mask"))
-    }),
-    row_of_results("aten._scaled_dot_product_attention_math", "attention", |c| {
-        attention_alone(c, MaskArgument::Named("attn_mask"))
-    }),
+    row_of_results(
+        "aten.scaled_dot_product_attention aten._scaled_dot_product_attention_math",
+        "attention",
+        |c| attention_alone(c, MaskArgument::Named("attn_mask")),
+    ),
     row_of_results("aten._scaled_dot_product_flash_attention", "attention", |c| {
         fused_attention(c, MaskArgument::Absent)
     }),
     row_of_results("aten._scaled_dot_product_flash_attention_for_cpu", "attention", |c| {
         fused_attention(c, MaskArgument::Named("attn_mask"))
     }),
-    row_of_results("aten._scaled_dot_product_efficient_attention", "attention", |c| {
-        fused_attention(c, MaskArgument::Named("attn_bias"))
-    }),
+    row_of_results(
+        "aten._scaled_dot_product_efficient_attention aten._scaled_dot_product_fused_attention_overrideable",
+        "attention",
+        |c| fused_attention(c, MaskArgument::Named("attn_bias")),
+    ),
     row_of_results("aten._scaled_dot_product_cudnn_attention", "attention", |c| {
         fused_attention(c, MaskArgument::OfCudnn)
-    }),
-    row_of_results("aten._scaled_dot_product_fused_attention_overrideable", "attention", |c| {
-        fused_attention(c, MaskArgument::Named("attn_bias"))
     }),
     row_of_results("aten._scaled_dot_product_flash_attention_backward", "attention_gradient", |c| {
         gradient(c, "grad_out", MaskArgument::Absent)
@@ -96,9 +94,7 @@ fn attention(c: &mut OpCall<'_, '_>, mask: MaskArgument) -> RuleResult {
     // The extents say whether heads are grouped. The other arguments are about results that are not read.
     c.ignore(&["enable_gqa", "compute_log_sumexp", "compute_logsumexp", "return_debug_mask"]);
     require_no_dropout(c)?;
-    let q = c.tensor("query")?;
-    let k = c.tensor("key")?;
-    let v = c.tensor("value")?;
+    let [q, k, v] = c.tensors_named(["query", "key", "value"])?;
     let mask = mask.read(c)?;
     let causal = c.bool_or("is_causal", false)?;
     let rank = c.rank(q);
@@ -116,8 +112,7 @@ fn attention(c: &mut OpCall<'_, '_>, mask: MaskArgument) -> RuleResult {
         Op::Attention { scale: FloatAttribute(scale), cap: None, bounds, sink: false, log_sum_exp: true };
     let outputs = c.emit_all("attention", op, &operands)?;
     let sums = to_declared_log_sum_exp(c, outputs[1])?;
-    c.set_result(1, sums);
-    c.set_only_result(outputs[0])
+    c.set_results([outputs[0], sums])
 }
 
 /// The mask of cuDNN's attention. PyTorch converts a bool mask for it to numbers: 0 where a column is seen and
@@ -233,10 +228,7 @@ fn gradient(c: &mut OpCall<'_, '_>, of_result: &str, mask: MaskArgument) -> Rule
     c.require_results_unread_from(3)?;
     require_no_dropout(c)?;
     let of_result = c.tensor(of_result)?;
-    let result = c.tensor("out")?;
-    let q = c.tensor("query")?;
-    let k = c.tensor("key")?;
-    let v = c.tensor("value")?;
+    let [result, q, k, v] = c.tensors_named(["out", "query", "key", "value"])?;
     let mask = mask.read(c)?;
     let causal = c.bool_or("is_causal", false)?;
     invalid_if!(c.rank(q) < 3, "expected a query of at least three axes, found {}", c.rank(q));

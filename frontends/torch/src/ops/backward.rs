@@ -6,7 +6,7 @@ use symmc_ir::{BinaryOp, DType, FloatAttribute, Scalar, ValueId};
 use super::slicing::{replace_slice, write_slice};
 use super::{RuleRow, row};
 use crate::call::{CallOperand, OpCall};
-use crate::lower::{EmitResult, RuleFailure, RuleResult, Term};
+use crate::lower::{EmitResult, RuleResult, Term};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.threshold_backward", "le, select", |c| {
@@ -81,20 +81,10 @@ pub(super) fn common_operands<const N: usize>(
     c: &mut OpCall<'_, '_>,
     names: [&str; N],
 ) -> RuleResult<([ValueId; N], DType)> {
-    let mut values = Vec::with_capacity(N);
-    for name in names {
-        values.push(c.tensor(name)?);
-    }
-    let operands: Vec<CallOperand> = values.iter().map(|&v| CallOperand::Tensor(v)).collect();
+    let values = c.tensors_named(names)?;
+    let operands = values.map(CallOperand::Tensor);
     let dtype = c.common_dtype(&operands.iter().collect::<Vec<_>>());
-    for v in &mut values {
-        *v = c.cast(*v, dtype)?;
-    }
-    let count = values.len();
-    let values = values
-        .try_into()
-        .map_err(|_| RuleFailure::Invalid(format!("expected {N} operands, found {count}")))?;
-    Ok((values, dtype))
+    Ok((c.formulas(values, |values| values.map(|v| v.cast(dtype)))?, dtype))
 }
 
 /// The sum along an axis, which is kept. A tensor without axes is its own sum.
@@ -141,9 +131,7 @@ fn gelu_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn norm_backward(c: &mut OpCall<'_, '_>, mean: Option<ValueId>) -> EmitResult {
     // Results that the mask leaves out are not read.
     c.ignore(&["bias", "output_mask"]);
-    let gradient = c.tensor("grad_out")?;
-    let x = c.tensor("input")?;
-    let rstd = c.tensor("rstd")?;
+    let [gradient, x, rstd] = c.tensors_named(["grad_out", "input", "rstd"])?;
     let weight = c.opt_tensor("weight")?;
     let dtype = c.dtype(x);
     let wide = dtype.compute_dtype();

@@ -18,61 +18,43 @@ use crate::operand_dtypes::dtype_failure;
 use crate::per_rank::PerRankArgument;
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row_of_results("_c10d_functional.all_reduce", "all_reduce", |c| lower_each_tensor(c, all_reduce)),
-    row_of_results("_c10d_functional.all_reduce_coalesced", "all_reduce", |c| {
-        lower_each_tensor(c, all_reduce)
-    }),
-    row_of_results("_c10d_functional.all_gather_into_tensor", "all_gather", |c| {
-        lower_each_tensor(c, all_gather)
-    }),
-    row_of_results("_c10d_functional.all_gather_into_tensor_coalesced", "all_gather", |c| {
-        lower_each_tensor(c, all_gather)
-    }),
-    row_of_results("_c10d_functional.reduce_scatter_tensor", "reduce_scatter", |c| {
-        lower_each_tensor(c, reduce_scatter)
-    }),
-    row_of_results("_c10d_functional.reduce_scatter_tensor_coalesced", "reduce_scatter", |c| {
-        lower_each_tensor(c, reduce_scatter)
-    }),
+    row_of_results(
+        "_c10d_functional.all_reduce _c10d_functional.all_reduce_coalesced \
+         _c10d_functional_autograd.all_reduce symm_mem.one_shot_all_reduce \
+         symm_mem.multimem_one_shot_all_reduce",
+        "all_reduce",
+        |c| lower_each_tensor(c, all_reduce),
+    ),
+    row_of_results(
+        "_c10d_functional.all_gather_into_tensor _c10d_functional.all_gather_into_tensor_coalesced \
+         _c10d_functional_autograd.all_gather_into_tensor symm_mem._low_contention_all_gather \
+         symm_mem._low_contention_all_gather_ce_multicast",
+        "all_gather",
+        |c| lower_each_tensor(c, all_gather),
+    ),
+    row_of_results(
+        "_c10d_functional.reduce_scatter_tensor _c10d_functional.reduce_scatter_tensor_coalesced \
+         _c10d_functional_autograd.reduce_scatter_tensor symm_mem._low_contention_reduce_scatter",
+        "reduce_scatter",
+        |c| lower_each_tensor(c, reduce_scatter),
+    ),
     row_of_results("_c10d_functional.all_to_all_single", "all_to_all, permute_ranks", |c| {
         lower_each_tensor(c, all_to_all)
     }),
     row_of_results("_c10d_functional.broadcast", "broadcast", |c| {
         lower_each_tensor(c, |c, x| broadcast(c, x, "src"))
     }),
-    row("_c10d_functional.wait_tensor", "(identity)", identity),
+    row("_c10d_functional.wait_tensor _c10d_functional._wrap_tensor_autograd", "(identity)", identity),
     row_of_results("_c10d_functional.wait_tensors", "(identity)", |c| lower_each_tensor(c, |_, x| Ok(x))),
-    row("_c10d_functional._wrap_tensor_autograd", "(identity)", identity),
-    row_of_results("_c10d_functional_autograd.all_reduce", "all_reduce", |c| {
-        lower_each_tensor(c, all_reduce)
-    }),
-    row_of_results("_c10d_functional_autograd.all_gather_into_tensor", "all_gather", |c| {
-        lower_each_tensor(c, all_gather)
-    }),
-    row_of_results("_c10d_functional_autograd.reduce_scatter_tensor", "reduce_scatter", |c| {
-        lower_each_tensor(c, reduce_scatter)
-    }),
     row_of_results("_c10d_functional_autograd.all_to_all_single", "all_to_all", |c| {
         lower_each_tensor(c, all_to_all)
     }),
     row_of_results("_dtensor.shard_dim_alltoall", "reshape, permute, all_to_all", |c| {
         lower_each_tensor(c, shard_another_axis)
     }),
-    row_of_results("symm_mem.one_shot_all_reduce", "all_reduce", |c| lower_each_tensor(c, all_reduce)),
-    row_of_results("symm_mem.multimem_one_shot_all_reduce", "all_reduce", |c| {
-        lower_each_tensor(c, all_reduce)
-    }),
-    row_of_results("symm_mem._low_contention_all_gather", "all_gather", |c| lower_each_tensor(c, all_gather)),
-    row_of_results("symm_mem._low_contention_all_gather_ce_multicast", "all_gather", |c| {
-        lower_each_tensor(c, all_gather)
-    }),
-    row_of_results("symm_mem._low_contention_reduce_scatter", "reduce_scatter", |c| {
-        lower_each_tensor(c, reduce_scatter)
-    }),
     row_of_results("symm_mem.fused_all_gather_matmul", "all_gather, matmul", all_gather_matmul),
     row("symm_mem.fused_matmul_reduce_scatter", "matmul, reduce_scatter", |c| {
-        let a = c.tensor("A")?;
-        let b = c.tensor("B")?;
+        let [a, b] = c.tensors_named(["A", "B"])?;
         let y = c.numpy_matmul(a, b)?;
         let axis = c.axis("scatter_dim", c.rank(y))?;
         collective_along_axis(c, y, axis, reduce_scatter)
@@ -82,8 +64,9 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
 /// Ops that write and have no functional counterpart. Their results are results of the op, followed by the
 /// new contents of what they write, in the order of their schemas. Undefined contents are left out.
 pub(super) const WRITING_RULE_ROWS: &[RuleRow] = &[
-    row_of_results("symm_mem.two_shot_all_reduce_", "all_reduce", |c| lower_each_tensor(c, all_reduce)),
-    row_of_results("symm_mem.multimem_all_reduce_", "all_reduce", |c| lower_each_tensor(c, all_reduce)),
+    row_of_results("symm_mem.two_shot_all_reduce_ symm_mem.multimem_all_reduce_", "all_reduce", |c| {
+        lower_each_tensor(c, all_reduce)
+    }),
     row_of_results("symm_mem.multimem_all_gather_out", "all_gather", |c| lower_each_tensor(c, all_gather)),
     row_of_results("symm_mem.nvshmem_all_to_all", "all_to_all", |c| lower_each_tensor(c, all_to_all)),
     row_of_results("symm_mem.nvshmem_broadcast", "broadcast", |c| {

@@ -31,17 +31,14 @@ use components::{
 pub(super) use fourier::RULE_ROWS as TRANSFORMS;
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row("aten.view_as_complex", "(identity)", identity),
-    row("aten.view_as_real", "(identity)", identity),
+    row("aten.view_as_complex aten.view_as_real", "(identity)", identity),
     row_of_results("aten.polar", "cos, sin, mul, concat", |c| {
-        let length = c.tensor("abs")?;
-        let angle = c.tensor("angle")?;
+        let [length, angle] = c.tensors_named(["abs", "angle"])?;
         let [x, y] = c.formulas([length, angle], |[length, angle]| arithmetic::polar(length, angle))?;
         set_complex_result(c, x, y)
     }),
     row_of_results("aten.complex", "concat", |c| {
-        let x = c.tensor("real")?;
-        let y = c.tensor("imag")?;
+        let [x, y] = c.tensors_named(["real", "imag"])?;
         set_complex_result(c, x, y)
     }),
 ];
@@ -61,28 +58,21 @@ const ALSO_COMPLEX: &[RuleRow] = &[
     row("aten.sgn", "mul, add, sqrt, div", arithmetic::sgn),
     row_of_results("aten.exp", "exp, cos, sin, mul, concat", arithmetic::exp),
     row_of_results("aten.square", "mul, sub, add, concat", arithmetic::square),
-    row("aten.conj", "mul", conjugate),
-    row("aten._conj", "mul", conjugate),
-    row("aten.conj_physical", "mul", conjugate),
-    row("aten._conj_physical", "mul", conjugate),
-    row("aten.resolve_conj", "(identity)", identity),
-    row("aten.resolve_neg", "(identity)", identity),
-    row_of_results("aten.mm", "matmul, sub, add, concat", |c| arithmetic::product(c, "mat2")),
-    row_of_results("aten.bmm", "matmul, sub, add, concat", |c| arithmetic::product(c, "mat2")),
+    row("aten.conj aten._conj aten.conj_physical aten._conj_physical", "mul", conjugate),
+    row(
+        "aten.resolve_conj aten.resolve_neg aten.clone aten.contiguous aten.alias aten.detach \
+         aten.lift_fresh_copy",
+        "(identity)",
+        identity,
+    ),
+    row_of_results("aten.mm aten.bmm", "matmul, sub, add, concat", |c| arithmetic::product(c, "mat2")),
     row_of_results("aten.mv", "matmul, sub, add, concat", |c| arithmetic::product(c, "vec")),
     row_of_results("aten.dot", "matmul, sub, add, concat", |c| arithmetic::product(c, "tensor")),
     row_of_results("aten.matmul", "matmul, sub, add, concat", |c| arithmetic::product(c, "other")),
     row("aten.real", "slice, reshape", |c| component_of_first(c, 0)),
     row("aten.imag", "slice, reshape", |c| component_of_first(c, 1)),
-    row_of_results("aten.to", "cast", convert_complex),
-    row_of_results("aten._to_copy", "cast", convert_complex),
-    row_of_results("prims.convert_element_type", "cast", convert_complex),
+    row_of_results("aten.to aten._to_copy prims.convert_element_type", "cast", convert_complex),
     row("aten.copy", "cast, expand", copy_complex),
-    row("aten.clone", "(identity)", identity),
-    row("aten.contiguous", "(identity)", identity),
-    row("aten.alias", "(identity)", identity),
-    row("aten.detach", "(identity)", identity),
-    row("aten.lift_fresh_copy", "(identity)", identity),
     row_of_results("aten._assert_tensor_metadata", "(nothing)", |c| {
         c.ignore_all();
         Ok(())
@@ -92,8 +82,7 @@ const ALSO_COMPLEX: &[RuleRow] = &[
         let axis = c.axis("dim", complex_rank(c, x) + 1)?;
         c.unsqueeze(x, axis)
     }),
-    row("aten.view.default", "reshape", |c| reshape(c, "size")),
-    row("aten._unsafe_view", "reshape", |c| reshape(c, "size")),
+    row("aten.view.default aten._unsafe_view", "reshape", |c| reshape(c, "size")),
     row("aten.reshape", "reshape", |c| reshape(c, "shape")),
     row("aten.expand", "expand", expand),
     row("aten.transpose.int", "permute", |c| {
@@ -136,7 +125,7 @@ pub(crate) fn lower_complex(c: &mut OpCall<'_, '_>, target: &str, plain: Option<
 
 /// The error for an op without a rule for complex numbers.
 pub(crate) fn unsupported_complex_op() -> RuleFailure {
-    let supported: Vec<&str> = RULE_ROWS.iter().chain(ALSO_COMPLEX).map(|r| r.name).collect();
+    let supported: Vec<&str> = RULE_ROWS.iter().chain(ALSO_COMPLEX).flat_map(|r| r.names()).collect();
     let supported =
         [&supported[..], per_component::MOVING_OPS, per_component::FILLING_OPS].concat().join(", ");
     RuleFailure::Invalid(format!(
@@ -150,7 +139,7 @@ fn find_complex_rule(target: &str) -> Option<OpRule> {
 
 fn complex_rule_named(name: &str) -> Option<OpRule> {
     let mut rows = RULE_ROWS.iter().chain(TRANSFORMS).chain(ALSO_COMPLEX);
-    rows.find(|row| row.name == name).map(|row| row.rule)
+    rows.find(|row| row.names().any(|n| n == name)).map(|row| row.rule)
 }
 
 fn identity(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -174,8 +163,7 @@ fn conjugate(c: &mut OpCall<'_, '_>) -> EmitResult {
 
 /// Copies `src` into `self`, which keeps its type and extents.
 fn copy_complex(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let destination = c.tensor("self")?;
-    let from = c.tensor("src")?;
+    let [destination, from] = c.tensors_named(["self", "src"])?;
     let value = match (is_first_complex(c), is_complex(c, "src")) {
         (true, false) => {
             let zero = c.full(Scalar::Int(0), c.dtype(from), c.shape(from))?;

@@ -162,8 +162,7 @@ fn trailing_extent_product(c: &OpCall<'_, '_>, x: ValueId, first: usize) -> Dim 
 
 /// A convolution over `axes` axes, or as many as the kernel has.
 fn convolution(c: &mut OpCall<'_, '_>, axes: Option<usize>) -> EmitResult {
-    let x = c.tensor("input")?;
-    let w = c.tensor("weight")?;
+    let [x, w] = c.tensors_named(["input", "weight"])?;
     let bias = c.opt_tensor("bias")?;
     let n = axes.unwrap_or(c.rank(w).saturating_sub(2));
     invalid_if!(
@@ -201,9 +200,7 @@ fn convolution(c: &mut OpCall<'_, '_>, axes: Option<usize>) -> EmitResult {
 fn backward(c: &mut OpCall<'_, '_>) -> RuleResult {
     // Results that the mask leaves out are not read.
     c.ignore(&["bias_sizes", "output_mask", "output_padding"]);
-    let gradient = c.tensor("grad_output")?;
-    let x = c.tensor("input")?;
-    let w = c.tensor("weight")?;
+    let [gradient, x, w] = c.tensors_named(["grad_output", "input", "weight"])?;
     let n = c.rank(w).saturating_sub(2);
     invalid_if!(
         n == 0 || c.rank(x) != n + 2 || c.rank(gradient) != n + 2,

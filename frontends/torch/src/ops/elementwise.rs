@@ -15,13 +15,10 @@ use crate::subclasses::{ACCESS, LOCAL_TENSOR};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("aten.add", "add", |c| add_scaled(c, BinaryOp::Add)),
-    row_of_results("aten.sub", "sub", |c| add_scaled(c, BinaryOp::Sub)),
-    row_of_results("aten.subtract", "sub", |c| add_scaled(c, BinaryOp::Sub)),
+    row_of_results("aten.sub aten.subtract", "sub", |c| add_scaled(c, BinaryOp::Sub)),
     row("aten.rsub", "sub", rsub),
-    row("aten.mul", "mul", |c| binary(c, BinaryOp::Mul)),
-    row("aten.multiply", "mul", |c| binary(c, BinaryOp::Mul)),
-    row("aten.div", "div; floor_div, trunc", divide),
-    row("aten.divide", "div; floor_div, trunc", divide),
+    row("aten.mul aten.multiply", "mul", |c| binary(c, BinaryOp::Mul)),
+    row("aten.div aten.divide", "div; floor_div, trunc", divide),
     row("aten.true_divide", "div", divide),
     row("aten.floor_divide", "floor_div", |c| {
         let (a, b) = operands(c)?;
@@ -32,31 +29,19 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.remainder", "rem", remainder),
     row("aten.fmod", "rem(abs, abs) * sign", fmod),
     row("aten.pow", "pow", pow),
-    row("aten.maximum", "max", |c| binary(c, BinaryOp::Max)),
-    row("aten.minimum", "min", |c| binary(c, BinaryOp::Min)),
-    row("aten.max.other", "max", |c| binary(c, BinaryOp::Max)),
-    row("aten.min.other", "min", |c| binary(c, BinaryOp::Min)),
+    row("aten.maximum aten.max.other", "max", |c| binary(c, BinaryOp::Max)),
+    row("aten.minimum aten.min.other", "min", |c| binary(c, BinaryOp::Min)),
     row("aten.eq", "eq", |c| binary(c, BinaryOp::Eq)),
-    row("aten.ne", "ne", |c| binary(c, BinaryOp::Ne)),
-    row("aten.lt", "lt", |c| binary(c, BinaryOp::Lt)),
-    row("aten.le", "le", |c| binary(c, BinaryOp::Le)),
-    row("aten.gt", "gt", |c| binary(c, BinaryOp::Gt)),
-    row("aten.ge", "ge", |c| binary(c, BinaryOp::Ge)),
-    row("aten.greater", "gt", |c| binary(c, BinaryOp::Gt)),
-    row("aten.greater_equal", "ge", |c| binary(c, BinaryOp::Ge)),
-    row("aten.less", "lt", |c| binary(c, BinaryOp::Lt)),
-    row("aten.less_equal", "le", |c| binary(c, BinaryOp::Le)),
-    row("aten.not_equal", "ne", |c| binary(c, BinaryOp::Ne)),
-    row("aten.__and__", "and", |c| binary(c, BinaryOp::And)),
-    row("aten.__or__", "or", |c| binary(c, BinaryOp::Or)),
-    row("aten.__xor__", "xor", |c| binary(c, BinaryOp::Xor)),
-    row("aten.bitwise_and", "and", |c| binary(c, BinaryOp::And)),
-    row("aten.bitwise_or", "or", |c| binary(c, BinaryOp::Or)),
-    row("aten.bitwise_xor", "xor", |c| binary(c, BinaryOp::Xor)),
-    row("aten.__lshift__", "shl", |c| binary(c, BinaryOp::Shl)),
-    row("aten.__rshift__", "shr", |c| binary(c, BinaryOp::Shr)),
-    row("aten.bitwise_left_shift", "shl", |c| binary(c, BinaryOp::Shl)),
-    row("aten.bitwise_right_shift", "shr", |c| binary(c, BinaryOp::Shr)),
+    row("aten.ne aten.not_equal", "ne", |c| binary(c, BinaryOp::Ne)),
+    row("aten.lt aten.less", "lt", |c| binary(c, BinaryOp::Lt)),
+    row("aten.le aten.less_equal", "le", |c| binary(c, BinaryOp::Le)),
+    row("aten.gt aten.greater", "gt", |c| binary(c, BinaryOp::Gt)),
+    row("aten.ge aten.greater_equal", "ge", |c| binary(c, BinaryOp::Ge)),
+    row("aten.__and__ aten.bitwise_and", "and", |c| binary(c, BinaryOp::And)),
+    row("aten.__or__ aten.bitwise_or", "or", |c| binary(c, BinaryOp::Or)),
+    row("aten.__xor__ aten.bitwise_xor", "xor", |c| binary(c, BinaryOp::Xor)),
+    row("aten.__lshift__ aten.bitwise_left_shift", "shl", |c| binary(c, BinaryOp::Shl)),
+    row("aten.__rshift__ aten.bitwise_right_shift", "shr", |c| binary(c, BinaryOp::Shr)),
     row("aten.logical_and", "and of bools", |c| logical(c, BinaryOp::And)),
     row("aten.logical_or", "or of bools", |c| logical(c, BinaryOp::Or)),
     row("aten.logical_xor", "xor of bools", |c| logical(c, BinaryOp::Xor)),
@@ -64,8 +49,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.bitwise_not", "not", |c| unary(c, UnaryOp::Not)),
     row("aten.neg", "neg", |c| unary(c, UnaryOp::Neg)),
     row("aten.abs", "abs", |c| unary(c, UnaryOp::Abs)),
-    row("aten.sign", "sign", |c| unary(c, UnaryOp::Sign)),
-    row("aten.sgn", "sign", |c| unary(c, UnaryOp::Sign)),
+    row("aten.sign aten.sgn", "sign", |c| unary(c, UnaryOp::Sign)),
     row("aten.floor", "floor", |c| rounding(c, UnaryOp::Floor)),
     row("aten.ceil", "ceil", |c| rounding(c, UnaryOp::Ceil)),
     row("aten.round.default", "round", |c| rounding(c, UnaryOp::Round)),
@@ -96,19 +80,16 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         formula(c, |x| if x.dtype() == DType::Bool { x.cast(DType::I64).square() } else { x.square() })
     }),
     row("aten.tan", "sin / cos", |c| float_formula(c, |x| x.tan())),
-    row("aten.atan2", "atan2", |c| float_binary(c, BinaryOp::Atan2)),
-    row("aten.arctan2", "atan2", |c| float_binary(c, BinaryOp::Atan2)),
-    row("aten.atan", "atan2(x, 1)", |c| float_formula(c, |x| x.atan2(1.0))),
-    row("aten.arctan", "atan2(x, 1)", |c| float_formula(c, |x| x.atan2(1.0))),
-    row("aten.asin", "atan2(x, sqrt((1 - x) * (1 + x)))", |c| float_formula(c, |x| x.arc_sine())),
-    row("aten.arcsin", "atan2(x, sqrt((1 - x) * (1 + x)))", |c| float_formula(c, |x| x.arc_sine())),
-    row("aten.acos", "atan2(sqrt((1 - x) * (1 + x)), x)", |c| float_formula(c, |x| x.arc_cosine())),
-    row("aten.arccos", "atan2(sqrt((1 - x) * (1 + x)), x)", |c| float_formula(c, |x| x.arc_cosine())),
+    row("aten.atan2 aten.arctan2", "atan2", |c| float_binary(c, BinaryOp::Atan2)),
+    row("aten.atan aten.arctan", "atan2(x, 1)", |c| float_formula(c, |x| x.atan2(1.0))),
+    row("aten.asin aten.arcsin", "atan2(x, sqrt((1 - x) * (1 + x)))", |c| float_formula(c, |x| x.arc_sine())),
+    row("aten.acos aten.arccos", "atan2(sqrt((1 - x) * (1 + x)), x)", |c| {
+        float_formula(c, |x| x.arc_cosine())
+    }),
     row("aten.isnan", "is_nan", |c| float_unary(c, UnaryOp::IsNan)),
     row("aten.isfinite", "is_finite", |c| float_unary(c, UnaryOp::IsFinite)),
     row("aten.isinf", "eq of abs with infinity", |c| float_formula(c, |x| x.is_infinite())),
-    row("aten.clamp", "max, min", clamp),
-    row("aten.clip", "max, min", clamp),
+    row("aten.clamp aten.clip", "max, min", clamp),
     row("aten.clamp_min", "max", clamp),
     row("aten.clamp_max", "min", clamp),
     row("aten.where", "select", select),
@@ -117,23 +98,16 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.addcmul", "x + value * y * z", |c| add_combined(c, BinaryOp::Mul)),
     row("aten.addcdiv", "x + value * y / z", |c| add_combined(c, BinaryOp::Div)),
     row("aten.nan_to_num", "select", nan_to_num),
-    row("aten.to", "cast", convert),
-    row("aten._to_copy", "cast", convert),
-    row("aten.type_as", "cast", convert),
-    row("prims.convert_element_type", "cast", convert),
-    row("prims.device_put", "(identity)", identity),
+    row("aten.to aten._to_copy aten.type_as prims.convert_element_type", "cast", convert),
+    row(
+        "prims.device_put aten.clone aten.contiguous aten.alias aten.detach aten.lift aten.lift_fresh \
+         aten.lift_fresh_copy aten.positive",
+        "(identity)",
+        identity,
+    ),
     row(ACCESS, "(identity), for the tensor of the rank in a DTensor", local_tensor),
-    row("aten.clone", "(identity)", identity),
-    row("aten.contiguous", "(identity)", identity),
-    row("aten.alias", "(identity)", identity),
-    row("aten.detach", "(identity)", identity),
-    row("aten.lift", "(identity)", identity),
-    row("aten.lift_fresh", "(identity)", identity),
-    row("aten.lift_fresh_copy", "(identity)", identity),
-    row("aten.positive", "(identity)", identity),
     row("aten.copy", "cast, expand", |c| {
-        let x = c.first_tensor()?;
-        let source = c.tensor("src")?;
+        let [x, source] = c.tensors_named(["self", "src"])?;
         let source = c.cast(source, c.dtype(x))?;
         c.expand(source, c.shape(x))
     }),
@@ -272,9 +246,7 @@ fn divide(c: &mut OpCall<'_, '_>) -> EmitResult {
             let y = c.as_tensor(&b, common)?;
             c.formula([x, y], |[x, y]| x.truncated_quotient(y))?
         }
-        Some(other) => {
-            return invalid!("expected rounding_mode floor or trunc, found `{other}`");
-        }
+        Some(other) => return invalid!("expected rounding_mode floor or trunc, found `{other}`"),
     };
     Ok(y)
 }
@@ -313,8 +285,7 @@ pub(super) fn to_truth_value(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
 }
 
 fn logical(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
-    let x = c.tensor("self")?;
-    let y = c.tensor("other")?;
+    let [x, y] = c.tensors_named(["self", "other"])?;
     let x = to_truth_value(c, x)?;
     let y = to_truth_value(c, y)?;
     c.binary(op, x, y)
@@ -352,8 +323,7 @@ fn select(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn masked_fill(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let x = c.first_tensor()?;
-    let mask = c.tensor("mask")?;
+    let [x, mask] = c.tensors_named(["self", "mask"])?;
     let value = c.operand("value")?;
     let mask = to_truth_value(c, mask)?;
     let fill = c.as_tensor(&value, c.dtype(x))?;
@@ -361,8 +331,7 @@ fn masked_fill(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn lerp(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let start = c.first_tensor()?;
-    let end = c.tensor("end")?;
+    let [start, end] = c.tensors_named(["self", "end"])?;
     // PyTorch interpolates from the nearer end, so that both ends are exact.
     match c.operand("weight")? {
         CallOperand::Scalar(weight) => {

@@ -9,14 +9,12 @@ use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row_of_results("aten._embedding_bag", "take, index_add, or scatter for the largest", forward),
     row_of_results(
-        "aten._embedding_bag_forward_only",
+        "aten._embedding_bag aten._embedding_bag_forward_only",
         "take, index_add, or scatter for the largest",
         forward,
     ),
-    row("aten._embedding_bag_backward", "take, index_add", backward),
-    row("aten._embedding_bag_dense_backward", "take, index_add", backward),
+    row("aten._embedding_bag_backward aten._embedding_bag_dense_backward", "take, index_add", backward),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -49,8 +47,7 @@ struct EmbeddingBags {
 impl EmbeddingBags {
     /// The bags that the arguments describe. `count` is their number.
     fn from_offsets(c: &mut OpCall<'_, '_>, count: Dim) -> RuleResult<EmbeddingBags> {
-        let indices = c.tensor("indices")?;
-        let offsets = c.tensor("offsets")?;
+        let [indices, offsets] = c.tensors_named(["indices", "offsets"])?;
         let indices = if c.dtype(indices) == DType::Bool { c.cast(indices, DType::I64)? } else { indices };
         invalid_if!(
             c.rank(indices) != 1 || c.rank(offsets) != 1,
@@ -78,9 +75,7 @@ impl EmbeddingBags {
 
     /// The bags that the program has already computed in the forward op.
     fn from_computed(c: &mut OpCall<'_, '_>, count: Dim) -> RuleResult<EmbeddingBags> {
-        let indices = c.tensor("indices")?;
-        let bag_of_index = c.tensor("offset2bag")?;
-        let sizes = c.tensor("bag_size")?;
+        let [indices, bag_of_index, sizes] = c.tensors_named(["indices", "offset2bag", "bag_size"])?;
         unsupported_if!(
             c.shape(bag_of_index) != c.shape(indices) || c.rank(bag_of_index) != 1,
             "`offset2bag` does not have the bag of each index"
@@ -118,8 +113,7 @@ fn weight_rows(c: &mut OpCall<'_, '_>, rows: ValueId) -> EmitResult {
 fn forward(c: &mut OpCall<'_, '_>) -> RuleResult {
     // These arguments only affect gradients.
     c.ignore(&["scale_grad_by_freq", "sparse"]);
-    let table = c.tensor("weight")?;
-    let offsets = c.tensor("offsets")?;
+    let [table, offsets] = c.tensors_named(["weight", "offsets"])?;
     let mode = mode(c)?;
     let trailing = i64::from(c.bool_or("include_last_offset", false)?);
     let count = c.extent(offsets, 0) - Dim::from(trailing);

@@ -18,8 +18,7 @@ use crate::schema::Argument;
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("_c10d_functional.batch_p2p_ops", "permute_ranks", batch_of_sends),
-    row_of_results("_c10d_functional.isend", "(refused by name)", one_send),
-    row_of_results("_c10d_functional.irecv", "(refused by name)", one_send),
+    row_of_results("_c10d_functional.isend _c10d_functional.irecv", "(refused by name)", one_send),
 ];
 
 pub(super) const WRITING_RULE_ROWS: &[RuleRow] = &[
@@ -37,8 +36,11 @@ pub(super) const WRITING_RULE_ROWS: &[RuleRow] = &[
         reduce_to_roots(c, &tiles, &roots)
     }),
     row_of_results("symm_mem.nccl_reduce_scatter_offset", "slice, reduce_scatter", reduce_blocks),
-    row_of_results("symm_mem.nccl_all_to_all_nd", "permute, all_to_all", exchange_axes),
-    row_of_results("symm_mem.nccl_all_to_all_permute", "permute, all_to_all", exchange_axes),
+    row_of_results(
+        "symm_mem.nccl_all_to_all_nd symm_mem.nccl_all_to_all_permute",
+        "permute, all_to_all",
+        exchange_axes,
+    ),
 ];
 
 /// The group of a call with its number of ranks, which must be known.
@@ -152,8 +154,7 @@ fn with_offsets(c: &mut OpCall<'_, '_>, sizes: ValueId, offsets: ValueId) -> Emi
 /// Rows to the ranks that the sizes say, packed in the order of the ranks.
 fn exchange_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (group, _) = known_group(c)?;
-    let x = c.tensor("input")?;
-    let out = c.tensor("out")?;
+    let [x, out] = c.tensors_named(["input", "out"])?;
     let mut sizes = c.tensor("in_splits")?;
     expect_sizes(c, "in_splits", sizes)?;
     expect_same_rows(c, x, out)?;
@@ -185,9 +186,7 @@ fn exchange_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult {
     let y = c.slice(y, 0, 0.into(), capacity, 1)?;
     let offsets = c.formula([received], |[received]| sums_before(received, 0))?;
     let sizes_and_offsets = with_offsets(c, received, offsets)?;
-    c.set_result(0, y);
-    c.set_result(1, sizes_and_offsets);
-    Ok(())
+    c.set_results([y, sizes_and_offsets])
 }
 
 /// Chunks of rows in the order of the experts of all ranks, to chunks in the order of the local expert and the
@@ -195,9 +194,7 @@ fn exchange_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult {
 /// rows takes as many.
 fn exchange_to_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (group, n) = known_group(c)?;
-    let x = c.tensor("input")?;
-    let out = c.tensor("out")?;
-    let sizes = c.tensor("in_splits")?;
+    let [x, out, sizes] = c.tensors_named(["input", "out", "in_splits"])?;
     let align = c.int_or("major_align", 1)?;
     expect_sizes(c, "in_splits", sizes)?;
     expect_same_rows(c, x, out)?;
@@ -243,9 +240,7 @@ fn exchange_to_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let own_sizes = of_this_rank(c, received, group)?;
     let own_offsets = of_this_rank(c, offsets, group)?;
     let sizes_and_offsets = with_offsets(c, own_sizes, own_offsets)?;
-    c.set_result(0, y);
-    c.set_result(1, sizes_and_offsets);
-    Ok(())
+    c.set_results([y, sizes_and_offsets])
 }
 
 /// A tensor as a matrix with the same rows.
@@ -336,9 +331,7 @@ fn rows_of_tokens(
 /// order of the rank they come from and its expert, without gaps.
 fn exchange_from_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (group, n) = known_group(c)?;
-    let x = c.tensor("input")?;
-    let out = c.tensor("out")?;
-    let sizes_and_offsets = c.tensor("in_splits_offsets")?;
+    let [x, out, sizes_and_offsets] = c.tensors_named(["input", "out", "in_splits_offsets"])?;
     expect_sizes(c, "in_splits_offsets", sizes_and_offsets)?;
     expect_same_rows(c, x, out)?;
     c.ignore(&["out_splits_offsets"]);
@@ -363,9 +356,7 @@ fn exchange_from_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
         let table = c.reshape(table, vec![n.into(), local.into(), n.into()])?;
         arranged.push(c.permute(table, vec![2, 0, 1])?);
     }
-    let [sizes, sources] = arranged[..] else {
-        return invalid!("expected sizes and offsets");
-    };
+    let [sizes, sources] = arranged[..] else { return invalid!("expected sizes and offsets") };
     let [first, source_ends] = c.formulas([sizes, sources], |[sizes, sources]| {
         let zero = sizes.constant(0.0);
         let first = sizes.ne(0).select(sources, zero);
@@ -391,9 +382,7 @@ fn exchange_from_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let y = collective(c, CollectiveKind::CombineRows, group, &[flat_x, rows], flat)?;
     let y = c.reshape(y, ty.shape)?;
     let sizes_and_offsets = with_offsets(c, sizes, offsets)?;
-    c.set_result(0, y);
-    c.set_result(1, sizes_and_offsets);
-    Ok(())
+    c.set_results([y, sizes_and_offsets])
 }
 
 /// The sum of each tile at its root. Other ranks keep what they have.
@@ -488,8 +477,7 @@ fn reduce_blocks(c: &mut OpCall<'_, '_>) -> RuleResult {
 /// Scatters one of the first two axes over the ranks and gathers the other.
 fn exchange_axes(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (group, n) = known_group(c)?;
-    let x = c.tensor("input")?;
-    let out = c.tensor("out")?;
+    let [x, out] = c.tensors_named(["input", "out"])?;
     let axes = (c.int("scatter_dim")?, c.int("gather_dim")?);
     let scattered = match axes {
         (0, 1) => 0,
@@ -521,9 +509,7 @@ fn exchange_axes(c: &mut OpCall<'_, '_>) -> RuleResult {
     let y = c.collective(CollectiveKind::AllToAll(AllToAllSplits::Even), group, pieces)?;
     let mut y = if scattered == 0 { swap(c, y)? } else { y };
     if is_matrix && c.rank(out) == 2 {
-        let [a, b, d] = &c.shape(y)[..] else {
-            return invalid!("expected pieces of a matrix");
-        };
+        let [a, b, d] = &c.shape(y)[..] else { return invalid!("expected pieces of a matrix") };
         let matrix = if scattered == 0 {
             vec![a.clone(), b.clone() * d.clone()]
         } else {

@@ -14,21 +14,18 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.embedding", "take", |c| {
         // These arguments only affect gradients.
         c.ignore(&["padding_idx", "scale_grad_by_freq", "sparse"]);
-        let w = c.tensor("weight")?;
-        let ids = c.tensor("indices")?;
+        let [w, ids] = c.tensors_named(["weight", "indices"])?;
         c.emit("take", Op::Take { axis: 0 }, &[w, ids])
     }),
     row_of_results("aten.index_select", "take", |c| {
-        let x = c.first_tensor()?;
-        let index = c.tensor("index")?;
+        let [x, index] = c.tensors_named(["self", "index"])?;
         let axis = c.axis("dim", c.rank(x))?;
         let index = as_row(c, index)?;
         on_row(c, x, |c, x| c.emit("take", Op::Take { axis }, &[x, index]))
     }),
     row("aten.gather", "gather", |c| {
         c.ignore(&["sparse_grad"]);
-        let x = c.first_tensor()?;
-        let index = c.tensor("index")?;
+        let [x, index] = c.tensors_named(["self", "index"])?;
         let axis = c.axis("dim", c.rank(x))?;
         let shape = c.shape(index);
         let x = as_row(c, x)?;
@@ -37,8 +34,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         c.reshape(y, shape)
     }),
     row("aten.take_along_dim", "gather", |c| {
-        let x = c.first_tensor()?;
-        let index = c.tensor("indices")?;
+        let [x, index] = c.tensors_named(["self", "indices"])?;
         unsupported_if!(
             c.get("dim").is_none() || c.rank(x) != c.rank(index),
             "a flattened operand is not supported"
@@ -47,14 +43,12 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         c.emit("gather", Op::GatherElements { axis }, &[x, index])
     }),
     row("aten.take", "reshape, take", |c| {
-        let x = c.first_tensor()?;
-        let index = c.tensor("index")?;
+        let [x, index] = c.tensors_named(["self", "index"])?;
         let flat = c.reshape(x, vec![c.ty(x).numel()])?;
         let index = c.wrap_negative_index(index, &c.ty(x).numel())?;
         c.emit("take", Op::Take { axis: 0 }, &[flat, index])
     }),
-    row_of_results("aten.index.Tensor", "take, index", index),
-    row_of_results("aten._unsafe_index", "take, index", index),
+    row_of_results("aten.index.Tensor aten._unsafe_index", "take, index", index),
     row("aten.one_hot", "eq with an iota", |c| {
         let x = c.first_tensor()?;
         let classes = c.int_or("num_classes", -1)?;

@@ -25,13 +25,10 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
             }
         })
     }),
-    row_of_results("aten.nll_loss", "gather, sum", nll),
-    row_of_results("aten.nll_loss_nd", "gather, sum", nll),
-    row_of_results("aten.nll_loss_forward", "gather, sum", nll),
+    row_of_results("aten.nll_loss aten.nll_loss_nd aten.nll_loss_forward", "gather, sum", nll),
     row_of_results("aten.cross_entropy_loss", "log_softmax, gather, sum", |c| {
         unsupported_if!(c.float_or("label_smoothing", 0.0)? != 0.0, "label smoothing is not supported");
-        let x = c.first_tensor()?;
-        let target = c.tensor("target")?;
+        let [x, target] = c.tensors_named(["self", "target"])?;
         unsupported_if!(c.dtype(target).is_float(), "targets that are probabilities are not supported");
         let axis = class_axis(c, x)?;
         let x = c.emit("log_softmax", Op::Softmax { axis, log: true }, &[x])?;
@@ -105,14 +102,11 @@ fn nll_from_log_probabilities(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult 
     let sum = c.reduce(ReductionKind::Sum, loss, axes.clone(), false)?;
     let number = c.reduce(ReductionKind::Sum, counts, axes, false)?;
     let y = if reduction == LossReduction::Mean { c.binary(BinaryOp::Div, sum, number)? } else { sum };
-    c.set_result(1, number);
-    c.set_only_result(y)
+    c.set_results([y, number])
 }
 
 fn nll_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let gradient = c.tensor("grad_output")?;
-    let x = c.tensor("self")?;
-    let total = c.tensor("total_weight")?;
+    let [gradient, x, total] = c.tensors_named(["grad_output", "self", "total_weight"])?;
     let reduction = loss_reduction(c)?;
     let (axis, counts, class) = class_targets(c, x)?;
     let each = c.formula([gradient, total, counts], |[gradient, total, counts]| {

@@ -9,20 +9,14 @@ use crate::call::{CallOperand, OpCall};
 use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row("aten.softmax", "softmax", |c| softmax(c, false)),
-    row("aten._softmax", "softmax", |c| softmax(c, false)),
+    row("aten.softmax aten._softmax", "softmax", |c| softmax(c, false)),
     row("aten._safe_softmax", "softmax, 0 where all is -infinity", safe_softmax),
-    row("aten.log_softmax", "log_softmax", |c| softmax(c, true)),
-    row("aten._log_softmax", "log_softmax", |c| softmax(c, true)),
-    row_of_results("aten.rms_norm", "rms_norm", rms_norm),
-    row_of_results("aten._fused_rms_norm", "rms_norm", rms_norm),
-    row_of_results("aten.layer_norm", "layer_norm", layer_norm),
-    row_of_results("aten.native_layer_norm", "layer_norm", layer_norm),
-    row_of_results("aten.group_norm", "layer_norm of groups, mul, add", group_norm),
-    row_of_results("aten.native_group_norm", "layer_norm of groups, mul, add", group_norm),
+    row("aten.log_softmax aten._log_softmax", "log_softmax", |c| softmax(c, true)),
+    row_of_results("aten.rms_norm aten._fused_rms_norm", "rms_norm", rms_norm),
+    row_of_results("aten.layer_norm aten.native_layer_norm", "layer_norm", layer_norm),
+    row_of_results("aten.group_norm aten.native_group_norm", "layer_norm of groups, mul, add", group_norm),
     row_of_results("aten._native_batch_norm_legit_no_training", "sub, mul, add", batch_norm),
-    row("aten.norm", "sqrt of sum of squares", vector_norm),
-    row("aten.linalg_vector_norm", "sqrt of sum of squares", vector_norm),
+    row("aten.norm aten.linalg_vector_norm", "sqrt of sum of squares", vector_norm),
 ];
 
 fn softmax(c: &mut OpCall<'_, '_>, log: bool) -> EmitResult {
@@ -125,8 +119,7 @@ fn rms_norm_with_scale(
         let y = weight.map_or(y, |w| y * y.term(w).cast(y.dtype()));
         [y.cast(dtype), scale]
     })?;
-    c.set_result(1, scale);
-    c.set_only_result(y)
+    c.set_results([y, scale])
 }
 
 /// The operand of a norm in the dtype of its weight and bias. If these are f32 and `x` is narrower, they
@@ -222,8 +215,7 @@ fn batch_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
     let shape = c.shape(x);
     invalid_if!(shape.len() < 2, "expected at least two axes, found {}", shape.len());
     let eps = c.float_or("eps", 1e-5)?;
-    let mean = c.tensor("running_mean")?;
-    let variance = c.tensor("running_var")?;
+    let [mean, variance] = c.tensors_named(["running_mean", "running_var"])?;
     let scale = c.formula([variance], |[variance]| (variance + eps).rsqrt())?;
     for (result, saved) in [(1, mean), (2, scale)] {
         if c.is_result_read(result) {

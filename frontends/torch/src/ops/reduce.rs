@@ -14,10 +14,8 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.sum", "sum", |c| reduce(c, ReductionKind::Sum)),
     row("aten.mean", "mean", |c| reduce(c, ReductionKind::Mean)),
     row("aten.prod", "prod", |c| reduce(c, ReductionKind::Prod)),
-    row("aten.amax", "max", |c| reduce(c, ReductionKind::Max)),
-    row("aten.amin", "min", |c| reduce(c, ReductionKind::Min)),
-    row("aten.max.default", "max", |c| reduce(c, ReductionKind::Max)),
-    row("aten.min.default", "min", |c| reduce(c, ReductionKind::Min)),
+    row("aten.amax aten.max.default", "max", |c| reduce(c, ReductionKind::Max)),
+    row("aten.amin aten.min.default", "min", |c| reduce(c, ReductionKind::Min)),
     row_of_results("aten.max.dim", "max, argmax", |c| reduce_with_index(c, ReductionKind::Max, ArgOp::Max)),
     row_of_results("aten.min.dim", "min, argmin", |c| reduce_with_index(c, ReductionKind::Min, ArgOp::Min)),
     row("aten.any", "any", |c| reduce(c, ReductionKind::Any)),
@@ -202,9 +200,7 @@ fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
     match shape.get_mut(axis) {
         Some(extent) => *extent = k,
         None if k.as_const() == Some(1) => return only_element(c, x),
-        None => {
-            return unsupported!("topk of {k:?} elements of an operand without axes is not supported");
-        }
+        None => return unsupported!("topk of {k:?} elements of an operand without axes is not supported"),
     }
     let types = vec![TensorType::new(c.dtype(x), shape.clone()), TensorType::new(DType::I64, shape)];
     let op = Op::TopK { axis, largest };
@@ -212,21 +208,18 @@ fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
         Some(outputs) => outputs,
         None => c.emit_plain("topk", op, &[x], Some(&types))?,
     };
-    c.set_result(1, outputs[1]);
-    c.set_only_result(outputs[0])
+    c.set_results([outputs[0], outputs[1]])
 }
 
 /// Sets the results to the element of a tensor without axes, and its position 0.
 fn only_element(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult {
     let zero = c.full(Scalar::Int(0), DType::I64, vec![])?;
-    c.set_result(1, zero);
-    c.set_only_result(x)
+    c.set_results([x, zero])
 }
 
 fn sort(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (elements, positions) = sort_with_positions(c)?;
-    c.set_result(1, positions);
-    c.set_only_result(elements)
+    c.set_results([elements, positions])
 }
 
 /// The elements in order, and their positions.

@@ -9,14 +9,14 @@ use crate::call::{CallOperand, OpCall};
 use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row_of_results("aten.index_put", "index_put; select for a mask", index_put),
-    row_of_results("aten._unsafe_index_put", "index_put; select for a mask", index_put),
-    row_of_results("aten._index_put_impl", "index_put; select for a mask", index_put),
+    row_of_results(
+        "aten.index_put aten._unsafe_index_put aten._index_put_impl",
+        "index_put; select for a mask",
+        index_put,
+    ),
     row_of_results("aten.index_add", "index_add", index_add),
     row_of_results("aten.index_copy", "index_put", |c| {
-        let x = c.first_tensor()?;
-        let index = c.tensor("index")?;
-        let source = c.tensor("source")?;
+        let [x, index, source] = c.tensors_named(["self", "index", "source"])?;
         let axis = c.axis("dim", c.rank(x))?;
         let index = as_row(c, index)?;
         on_row(c, x, |c, x| {
@@ -24,8 +24,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         })
     }),
     row_of_results("aten.index_fill", "index_put", |c| {
-        let x = c.first_tensor()?;
-        let index = c.tensor("index")?;
+        let [x, index] = c.tensors_named(["self", "index"])?;
         let axis = c.axis("dim", c.rank(x))?;
         let value = c.operand("value")?;
         // In contrast to similar ops, PyTorch's index_fill accepts indices that count from the end.
@@ -42,17 +41,14 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
             None => None,
             Some("add") => Some(ReductionKind::Sum),
             Some("multiply") => Some(ReductionKind::Prod),
-            Some(other) => {
-                return invalid!("expected reduce add or multiply, found `{other}`");
-            }
+            Some(other) => return invalid!("expected reduce add or multiply, found `{other}`"),
         };
         scatter(c, combine)
     }),
     row("aten.scatter_add", "scatter", |c| scatter(c, Some(ReductionKind::Sum))),
     row("aten.scatter_reduce", "scatter; div for means", scatter_reduce),
     row("aten.embedding_dense_backward", "index_put", |c| {
-        let gradient = c.tensor("grad_output")?;
-        let index = c.tensor("indices")?;
+        let [gradient, index] = c.tensors_named(["grad_output", "indices"])?;
         unsupported_if!(c.bool_or("scale_grad_by_freq", false)?, "scale_grad_by_freq is not supported");
         let rows = c.dim("num_weights")?;
         let width = c.shape(gradient).last().cloned().unwrap_or(1.into());
@@ -72,8 +68,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
 
 fn index_put(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore(&["unsafe"]);
-    let x = c.first_tensor()?;
-    let values = c.tensor("values")?;
+    let [x, values] = c.tensors_named(["self", "values"])?;
     let accumulate = c.bool_or("accumulate", false)?;
     let values = c.cast(values, c.dtype(x))?;
     if let [Some(mask)] = c.opt_tensors("indices")?.as_slice()
@@ -115,8 +110,7 @@ fn masked_put(
 }
 
 fn index_add(c: &mut OpCall<'_, '_>) -> RuleResult {
-    let x = c.first_tensor()?;
-    let index = c.tensor("index")?;
+    let [x, index] = c.tensors_named(["self", "index"])?;
     let mut source = c.tensor("source")?;
     let axis = c.axis("dim", c.rank(x))?;
     let index = as_row(c, index)?;
@@ -193,9 +187,7 @@ fn scatter_reduce(c: &mut OpCall<'_, '_>) -> EmitResult {
         Some("prod") => (ReductionKind::Prod, Scalar::Int(1)),
         Some("amax") => (ReductionKind::Max, extreme_scalar(dtype, i64::MIN, f64::NEG_INFINITY)),
         Some("amin") => (ReductionKind::Min, extreme_scalar(dtype, i64::MAX, f64::INFINITY)),
-        other => {
-            return unsupported!("the reduction `{}` is not supported", other.unwrap_or("none"));
-        }
+        other => return unsupported!("the reduction `{}` is not supported", other.unwrap_or("none")),
     };
     let source = scatter_source(c, dtype)?;
     let shape = c.shape(source);

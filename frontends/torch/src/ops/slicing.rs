@@ -9,8 +9,7 @@ use crate::lower::{EmitResult, RuleResult};
 use crate::shards;
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row("aten.slice.Tensor", "slice", slice),
-    row("aten.slice_copy", "slice", slice),
+    row("aten.slice.Tensor aten.slice_copy", "slice", slice),
     row("aten.narrow", "slice", |c| {
         let x = c.first_tensor()?;
         let axis = c.axis("dim", c.rank(x))?;
@@ -23,21 +22,15 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         let len = c.dim("length")?;
         c.slice(x, axis, start, len, 1)
     }),
-    row("aten.select.int", "slice, reshape", lower_select),
-    row("aten.select_copy", "slice, reshape", lower_select),
-    row_of_results("aten.split", "slice", split),
-    row_of_results("aten.split_copy", "slice", split),
-    row_of_results("aten.split_with_sizes", "slice", split),
-    row_of_results("aten.split_with_sizes_copy", "slice", split),
-    row_of_results("aten.chunk", "slice", split),
-    row_of_results("aten.unsafe_chunk", "slice", split),
-    row_of_results("aten.unsafe_split", "slice", split),
-    row_of_results("aten.tensor_split", "slice", split),
-    row_of_results("aten.unbind", "slice, reshape", unbind),
-    row_of_results("aten.unbind_copy", "slice, reshape", unbind),
-    row("aten.cat", "concat", concat),
-    row("aten.concat", "concat", concat),
-    row("aten.concatenate", "concat", concat),
+    row("aten.select.int aten.select_copy", "slice, reshape", lower_select),
+    row_of_results(
+        "aten.split aten.split_copy aten.split_with_sizes aten.split_with_sizes_copy aten.chunk \
+         aten.unsafe_chunk aten.unsafe_split aten.tensor_split",
+        "slice",
+        split,
+    ),
+    row_of_results("aten.unbind aten.unbind_copy", "slice, reshape", unbind),
+    row("aten.cat aten.concat aten.concatenate", "concat", concat),
     row("aten.stack", "reshape, concat", stack),
     row("aten.repeat", "reshape, expand, reshape", |c| repeat(c, "repeats")),
     row("aten.tile", "reshape, expand, reshape", |c| repeat(c, "dims")),
@@ -56,16 +49,14 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     }),
     row("aten.diff", "slice, sub", diff),
     row("aten.select_scatter", "slice, concat", |c| {
-        let x = c.first_tensor()?;
-        let source = c.tensor("src")?;
+        let [x, source] = c.tensors_named(["self", "src"])?;
         let axis = c.axis("dim", c.rank(x))?;
         let n = c.extent(x, axis);
         if let Some(index) = index_by_rank(c, x, axis)? {
             let source = c.cast(source, c.dtype(x))?;
             let source = c.unsqueeze(source, axis)?;
             let op = Op::IndexPut { axis, accumulate: false };
-            let y = c.emit("index_put", op, &[x, source, index])?;
-            return Ok(y);
+            return c.emit("index_put", op, &[x, source, index]);
         }
         let index = c.dim("index")?;
         let start = c.index_from_start(index, &n);
@@ -314,8 +305,7 @@ fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
         lengths.push(c.declared_result_type(i)?.shape.get(axis).cloned().unwrap_or(1.into()));
     }
     let pieces = c.split_by_lengths(x, axis, lengths)?;
-    pieces.into_iter().enumerate().for_each(|(i, piece)| c.set_result(i, piece));
-    Ok(())
+    c.set_results(pieces)
 }
 
 /// Splits into rows of the declared numbers, some of which depend on data.
@@ -359,9 +349,7 @@ fn concat(c: &mut OpCall<'_, '_>) -> EmitResult {
         .filter(|&p| c.rank(p) != 1 || c.ty(p).shape[0].as_const() != Some(0))
         .collect();
     let tensors = if not_empty.is_empty() { tensors } else { not_empty };
-    let Some(&first) = tensors.first() else {
-        return invalid!("expected at least one tensor, found none");
-    };
+    let Some(&first) = tensors.first() else { return invalid!("expected at least one tensor, found none") };
     let axis = c.axis_or("dim", 0, c.rank(first))?;
     c.concat(&tensors, axis)
 }
@@ -369,9 +357,7 @@ fn concat(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn stack(c: &mut OpCall<'_, '_>) -> EmitResult {
     let tensors = c.tensors("tensors")?;
     let tensors = promote_tensors(c, tensors)?;
-    let Some(&first) = tensors.first() else {
-        return invalid!("expected at least one tensor, found none");
-    };
+    let Some(&first) = tensors.first() else { return invalid!("expected at least one tensor, found none") };
     let axis = c.axis_or("dim", 0, c.rank(first) + 1)?;
     let tensors = tensors.into_iter().map(|p| c.unsqueeze(p, axis)).collect::<RuleResult<Vec<_>>>()?;
     c.concat(&tensors, axis)
@@ -583,8 +569,7 @@ pub(crate) fn replace_slice(
 }
 
 fn slice_scatter(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let x = c.first_tensor()?;
-    let source = c.tensor("src")?;
+    let [x, source] = c.tensors_named(["self", "src"])?;
     let axis = c.axis_or("dim", 0, c.rank(x))?;
     let step = c.int_or("step", 1)?;
     write_slice(c, x, source, axis, step)

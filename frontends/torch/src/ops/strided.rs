@@ -13,12 +13,9 @@ use crate::call::OpCall;
 use crate::lower::EmitResult;
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row("aten.diagonal", "permute, reshape, slice; index where extents vary", diagonal),
-    row("aten.diagonal_copy", "permute, reshape, slice; index where extents vary", diagonal),
-    row("aten.unfold", "slice, reshape, permute; take where windows overlap", unfold),
-    row("aten.unfold_copy", "slice, reshape, permute; take where windows overlap", unfold),
-    row("aten.as_strided", "slice, reshape, permute, expand; take", as_strided),
-    row("aten.as_strided_copy", "slice, reshape, permute, expand; take", as_strided),
+    row("aten.diagonal aten.diagonal_copy", "permute, reshape, slice; index where extents vary", diagonal),
+    row("aten.unfold aten.unfold_copy", "slice, reshape, permute; take where windows overlap", unfold),
+    row("aten.as_strided aten.as_strided_copy", "slice, reshape, permute, expand; take", as_strided),
 ];
 
 fn diagonal(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -42,8 +39,7 @@ fn diagonal(c: &mut OpCall<'_, '_>) -> EmitResult {
         flat.truncate(rank - 2);
         flat.push(Dim::from(n) * Dim::from(m));
         let y = c.reshape(x, flat)?;
-        let y = c.slice(y, rank - 2, start.into(), len.into(), m.saturating_add(1))?;
-        return Ok(y);
+        return c.slice(y, rank - 2, start.into(), len.into(), m.saturating_add(1));
     }
     let len = (n - Dim::from(row)).min_with(&(m - Dim::from(column)));
     let len = if c.dim_bounds(&len).0 < 0 { len.max_with(&0.into()) } else { len };
@@ -121,8 +117,7 @@ fn as_strided(c: &mut OpCall<'_, '_>) -> EmitResult {
         .collect();
     if shape.iter().any(|d| d.as_const() == Some(0)) {
         let y = c.slice(x, 0, 0.into(), 0.into(), 1)?;
-        let y = c.reshape(y, shape)?;
-        return Ok(y);
+        return c.reshape(y, shape);
     }
     let steps = axes.iter().map(|a| (a.size.clone() - Dim::from(1)) * a.stride.clone());
     let last_element = steps.fold(offset.clone(), |a, b| a + b);

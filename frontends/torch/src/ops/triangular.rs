@@ -14,8 +14,7 @@ pub(super) const RULE_ROWS: &[RuleRow] =
 const MOST: i64 = 1024;
 
 fn solve(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let a = c.first_tensor()?;
-    let b = c.tensor("B")?;
+    let [a, b] = c.tensors_named(["self", "B"])?;
     let upper = c.bool_or("upper", false)?;
     let is_left = c.bool_or("left", true)?;
     let unit = c.bool_or("unitriangular", false)?;

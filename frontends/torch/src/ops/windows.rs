@@ -448,8 +448,7 @@ fn average_pool(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
 }
 
 fn average_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
-    let gradient = c.tensor("grad_output")?;
-    let x = c.tensor("self")?;
+    let [gradient, x] = c.tensors_named(["grad_output", "self"])?;
     let mut windows = pool_windows(c, n)?;
     let shape = c.shape(x);
     let dtype = c.dtype(x);
@@ -520,9 +519,7 @@ fn element_positions(
 fn max_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
     // The indices already contain the positions of the windows.
     c.ignore(&["kernel_size", "stride", "padding", "dilation", "ceil_mode"]);
-    let gradient = c.tensor("grad_output")?;
-    let x = c.tensor("self")?;
-    let places = c.tensor("indices")?;
+    let [gradient, x, places] = c.tensors_named(["grad_output", "self", "indices"])?;
     let shape = c.shape(x);
     let dtype = c.dtype(gradient);
     let x = flatten_plane(c, x, n)?;

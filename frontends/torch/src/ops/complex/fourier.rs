@@ -37,18 +37,26 @@ pub(in crate::ops) const RULE_ROWS: &[RuleRow] = &[
         let signal = FourierSignal::from_first_tensor(c)?;
         transform_to_real(c, signal, &axes, scale, &n)
     }),
-    row_of_results("aten.fft_fft.default", "cos, sin, matmul", |c| complex_fft(c, true)),
-    row_of_results("aten.fft_ifft.default", "cos, sin, matmul", |c| complex_fft(c, false)),
-    row_of_results("aten.fft_fft2.default", "cos, sin, matmul", |c| complex_fft(c, true)),
-    row_of_results("aten.fft_ifft2.default", "cos, sin, matmul", |c| complex_fft(c, false)),
-    row_of_results("aten.fft_fftn.default", "cos, sin, matmul", |c| complex_fft(c, true)),
-    row_of_results("aten.fft_ifftn.default", "cos, sin, matmul", |c| complex_fft(c, false)),
-    row_of_results("aten.fft_rfft.default", "cos, sin, matmul", real_fft),
-    row_of_results("aten.fft_rfft2.default", "cos, sin, matmul", real_fft),
-    row_of_results("aten.fft_rfftn.default", "cos, sin, matmul", real_fft),
-    row_of_results("aten.fft_irfft.default", "cos, sin, matmul", inverse_real_fft),
-    row_of_results("aten.fft_irfft2.default", "cos, sin, matmul", inverse_real_fft),
-    row_of_results("aten.fft_irfftn.default", "cos, sin, matmul", inverse_real_fft),
+    row_of_results(
+        "aten.fft_fft.default aten.fft_fft2.default aten.fft_fftn.default",
+        "cos, sin, matmul",
+        |c| complex_fft(c, true),
+    ),
+    row_of_results(
+        "aten.fft_ifft.default aten.fft_ifft2.default aten.fft_ifftn.default",
+        "cos, sin, matmul",
+        |c| complex_fft(c, false),
+    ),
+    row_of_results(
+        "aten.fft_rfft.default aten.fft_rfft2.default aten.fft_rfftn.default",
+        "cos, sin, matmul",
+        real_fft,
+    ),
+    row_of_results(
+        "aten.fft_irfft.default aten.fft_irfft2.default aten.fft_irfftn.default",
+        "cos, sin, matmul",
+        inverse_real_fft,
+    ),
 ];
 
 const MAX_TRANSFORM_LENGTH: i64 = 4096;
@@ -261,9 +269,7 @@ fn transform_real(
     onesided: bool,
 ) -> RuleResult {
     let x = signal.real;
-    let Some((&last, others)) = axes.split_last() else {
-        return invalid!("expected an axis, found none");
-    };
+    let Some((&last, others)) = axes.split_last() else { return invalid!("expected an axis, found none") };
     let n = c.extent(x, last);
     let columns = if onesided { half_spectrum_length(&n) } else { n.clone() };
     let (cos, sin) = root_matrices(c, &n, [&n, &columns], scale, c.dtype(x))?;
@@ -285,9 +291,7 @@ fn transform_to_real(
     scale: FourierScale,
     n: &Dim,
 ) -> RuleResult {
-    let Some((&last, others)) = axes.split_last() else {
-        return invalid!("expected an axis, found none");
-    };
+    let Some((&last, others)) = axes.split_last() else { return invalid!("expected an axis, found none") };
     let rows = half_spectrum_length(n);
     signal.resize(c, last, &rows)?;
     for &axis in others {
