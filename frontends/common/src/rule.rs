@@ -62,7 +62,16 @@ pub struct RuleRow<R> {
     pub rule: R,
 }
 
+/// Whether a list of words, separated by spaces, has this one.
+pub fn has_word(list: &str, word: &str) -> bool {
+    list.split(' ').any(|w| w == word)
+}
+
 impl<R> RuleRow<R> {
+    pub fn has_name(&self, name: &str) -> bool {
+        has_word(self.names, name)
+    }
+
     pub fn names(&self) -> impl Iterator<Item = &'static str> + use<R> {
         self.names.split(' ')
     }

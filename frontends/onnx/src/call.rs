@@ -70,10 +70,6 @@ pub(crate) struct OpCall<'c, 'p> {
     first_new: usize,
 }
 
-fn fail_invalid<T>(message: String) -> RuleResult<T> {
-    Err(RuleFailure::Invalid(message))
-}
-
 fn require_operand<T>(i: usize, found: Option<T>) -> RuleResult<T> {
     found.ok_or_else(|| RuleFailure::Invalid(format!("expected an operand {i}, found none")))
 }
@@ -179,7 +175,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
     pub fn tensors(&mut self) -> RuleResult<Vec<ValueId>> {
         let count = self.node.input.len();
         if count == 0 {
-            return fail_invalid("expected at least one operand, found none".into());
+            return invalid!("expected at least one operand, found none");
         }
         (0..count).map(|i| self.tensor(i)).collect()
     }
@@ -236,7 +232,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
     pub fn ints(&mut self, i: usize, what: &str) -> RuleResult<SymbolicInts> {
         match self.opt_ints(i, what)? {
             Some(ints) => Ok(ints),
-            None => fail_invalid(format!("expected {what} as operand {i}, found none")),
+            None => invalid!("expected {what} as operand {i}, found none"),
         }
     }
 
@@ -305,7 +301,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
     ) -> RuleResult<Option<&'p proto::AttributeProto>> {
         match self.attribute(name) {
             Some(a) if a.r#type != expected => {
-                fail_invalid(format!("expected {what} as `{name}`, found {}", describe_attribute(a)))
+                invalid!("expected {what} as `{name}`, found {}", describe_attribute(a))
             }
             found => Ok(found),
         }
@@ -351,9 +347,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     pub fn attribute_data(&self, name: &str) -> RuleResult<Option<Arc<Tensor>>> {
         let Some(a) = self.typed_attribute(name, kind::TENSOR, "a tensor")? else { return Ok(None) };
-        let Some(t) = a.t.as_deref() else {
-            return fail_invalid(format!("expected a tensor as `{name}`, found none"));
-        };
+        let Some(t) = a.t.as_deref() else { return invalid!("expected a tensor as `{name}`, found none") };
         let data = self.lowering.tensor_files.read_tensor(t);
         data.map(Some).map_err(|m| RuleFailure::Invalid(format!("`{name}`: {m}")))
     }
@@ -419,13 +413,13 @@ impl<'c, 'p> OpCall<'c, 'p> {
         self.bind_result(result, NameBinding::Known(known, None));
     }
 
-    /// Sets the value of the only result.
     /// Sets the values of the first results.
     pub fn set_results(&mut self, values: impl IntoIterator<Item = ValueId>) -> RuleResult {
         values.into_iter().enumerate().for_each(|(i, value)| self.set_result(i, value));
         Ok(())
     }
 
+    /// Sets the value of the only result.
     pub fn set_only_result(&mut self, value: ValueId) -> RuleResult {
         self.set_result(0, value);
         Ok(())
@@ -435,7 +429,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
         let name = require_operand(i, self.operand_name(i))?;
         match self.lowering.resolve_name(name)? {
             NameBinding::Sequence(tensors) => Ok(tensors),
-            _ => fail_invalid(format!("expected a sequence, found the tensor `{name}`")),
+            _ => invalid!("expected a sequence, found the tensor `{name}`"),
         }
     }
 

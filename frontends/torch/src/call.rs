@@ -89,10 +89,6 @@ pub(crate) struct OpCall<'c, 'p> {
     first_new: usize,
 }
 
-fn fail_invalid<T>(message: String) -> RuleResult<T> {
-    Err(RuleFailure::Invalid(message))
-}
-
 fn require_argument<T>(name: &str, found: Option<T>) -> RuleResult<T> {
     found.ok_or_else(|| RuleFailure::Invalid(format!("expected an argument `{name}`, found none")))
 }
@@ -142,7 +138,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             rule.apply(self)?;
             match self.result(0) {
                 Some(value) => values.push(value),
-                None => return fail_invalid(format!("expected a result for element {i}, found none")),
+                None => return invalid!("expected a result for element {i}, found none"),
             }
         }
         self.element = None;
@@ -213,7 +209,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             None => Ok(()),
             Some(i) => {
                 let argument = i.arg.describe();
-                fail_invalid(format!("the argument `{}` is not supported, found {argument}", &*i.name))
+                invalid!("the argument `{}` is not supported, found {argument}", &*i.name)
             }
         }
     }
@@ -249,10 +245,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             (Argument::Tensors(list), Some(i)) => match list.get(i) {
                 Some(t) => t,
                 None => {
-                    return Some(fail_invalid(format!(
-                        "expected a list of more than {i} tensors, found {}",
-                        list.len()
-                    )));
+                    return Some(invalid!("expected a list of more than {i} tensors, found {}", list.len()));
                 }
             },
             _ => return None,
@@ -265,7 +258,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
     }
 
     fn fail_argument_kind<T>(&self, name: &str, expected: &str, found: &Argument<'_>) -> RuleResult<T> {
-        fail_invalid(format!("expected {expected} as `{name}`, found {}", found.describe()))
+        invalid!("expected {expected} as `{name}`, found {}", found.describe())
     }
 
     fn tensor_value(&self, name: &str) -> EmitResult {
@@ -302,7 +295,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             return Ok(value);
         }
         let Some(arg) = self.argument_at(0) else {
-            return fail_invalid("expected a tensor as first argument, found none".into());
+            return invalid!("expected a tensor as first argument, found none");
         };
         match self.element_tensor(arg) {
             Some(value) => value,
@@ -449,7 +442,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             None => Ok(None),
             Some(Argument::ScalarType(code)) => match self.dtype_from_code(*code) {
                 Ok(d) => Ok(Some(d)),
-                Err(dtype) => fail_invalid(format!("expected a supported dtype as `{name}`, found {dtype}")),
+                Err(dtype) => invalid!("expected a supported dtype as `{name}`, found {dtype}"),
             },
             Some(other) => self.fail_argument_kind(name, "a dtype", other),
         }
@@ -531,20 +524,16 @@ impl<'c, 'p> OpCall<'c, 'p> {
                     let size = self.lowering.symbols.resolve_size(value)?;
                     if self.lowering.symbols.data.depends_on_data(&size) {
                         let size = self.lowering.symbols.data.display(&size);
-                        return fail_invalid(format!(
+                        return invalid!(
                             "expected integers that the caller fixes, found `{size}`, which depends on data"
-                        ));
+                        );
                     }
                     Ok(size)
                 }
-                None => {
-                    fail_invalid(format!("expected an entry in sym_int_values for `{}`, found none", &**name))
-                }
+                None => invalid!("expected an entry in sym_int_values for `{}`, found none", &**name),
             },
             (None, Some(i)) => Ok(Dim::from(i)),
-            (None, None) => {
-                fail_invalid("expected `as_name` or `as_int` in a symbolic integer, found neither".into())
-            }
+            (None, None) => invalid!("expected `as_name` or `as_int` in a symbolic integer, found neither"),
         }
     }
 
@@ -611,9 +600,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
     pub fn declared_sizes(&self, result: usize) -> RuleResult<Vec<Dim>> {
         let name = self.results.get(result).copied().flatten();
         let meta = name.and_then(|name| self.lowering.scope.graph.tensor_values.get(name));
-        let Some(meta) = meta else {
-            return fail_invalid(format!("expected a result {result} with a shape, found none"));
-        };
+        let Some(meta) = meta else { return invalid!("expected a result {result} with a shape, found none") };
         let sizes = meta.sizes.iter().map(|size| self.lowering.symbols.resolve_size(size));
         Ok(sizes.collect::<Result<_, _>>()?)
     }
@@ -685,7 +672,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
                 Ok(joined_type)
             }
             Some(name) => Ok(self.lowering.declared_type(name)?),
-            None => fail_invalid(format!("expected a result {result}, found none")),
+            None => invalid!("expected a result {result}, found none"),
         }
     }
 
@@ -741,9 +728,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             let Some(name) = name else { continue };
             if !lowering.scope.graph.tensor_values.contains_key(name) {
                 if value.is_some() {
-                    return fail_invalid(format!(
-                        "expected an entry in tensor_values for `{name}`, found none"
-                    ));
+                    return invalid!("expected an entry in tensor_values for `{name}`, found none");
                 }
                 continue;
             }

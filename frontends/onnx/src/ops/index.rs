@@ -1,8 +1,8 @@
 //! Reading and writing by index. Negative indices of ONNX count from the end, which the IR does not support.
 //! An index is therefore wrapped, unless the nodes that compute it show that it is never negative.
 
-use symmc_import::{Emit, invalid, invalid_if, unsupported, unsupported_if};
-use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, ValueId};
+use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported, unsupported_if};
+use symmc_ir::{DType, Dim, Op, ReductionKind, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
@@ -114,19 +114,14 @@ fn one_hot(c: &mut OpCall<'_, '_>) -> EmitResult {
     let axis = c.axis_or("axis", -1, rank)?;
     let index = c.cast(index, DType::I64)?;
     let index = c.wrap_negative_index(index, &depth)?;
-    let index = c.unsqueeze(index, axis)?;
     let mut line = vec![Dim::from(1); rank];
     line[axis] = depth.clone();
-    let classes = c.iota(depth, 0, 1, DType::I64)?;
-    let classes = c.reshape(classes, line)?;
-    let hot = c.binary(BinaryOp::Eq, index, classes)?;
-    let off = take_scalar(c, values, 0)?;
-    let on = take_scalar(c, values, 1)?;
-    c.select(hot, on, off)
-}
-
-/// Element `index` of a vector, without axes.
-fn take_scalar(c: &mut OpCall<'_, '_>, vector: ValueId, index: i64) -> EmitResult {
-    let element = c.slice(vector, 0, index.into(), 1.into(), 1)?;
-    c.reshape(element, vec![])
+    c.formula([index, values], |[index, values]| {
+        let index = index.unsqueeze(axis);
+        let classes = index.map(|c, _| c.iota(depth, 0, 1, DType::I64)).reshape(line);
+        let is_class = index.eq(classes);
+        let off = values.slice(0, 0, 1).reshape(vec![]);
+        let on = values.slice(0, 1, 1).reshape(vec![]);
+        is_class.select(on, off)
+    })
 }

@@ -125,9 +125,10 @@ pub(crate) fn lower_complex(c: &mut OpCall<'_, '_>, target: &str, plain: Option<
 
 /// The error for an op without a rule for complex numbers.
 pub(crate) fn unsupported_complex_op() -> RuleFailure {
-    let supported: Vec<&str> = RULE_ROWS.iter().chain(ALSO_COMPLEX).flat_map(|r| r.names()).collect();
-    let supported =
-        [&supported[..], per_component::MOVING_OPS, per_component::FILLING_OPS].concat().join(", ");
+    let rows = RULE_ROWS.iter().chain(ALSO_COMPLEX).flat_map(|r| r.names());
+    let others = [per_component::MOVING_OPS, per_component::FILLING_OPS].into_iter();
+    let supported: Vec<&str> = rows.chain(others.flat_map(|names| names.split(' '))).collect();
+    let supported = supported.join(", ");
     RuleFailure::Invalid(format!(
         "this operator is not supported for complex numbers; supported are {supported}, and their in-place forms"
     ))
@@ -139,7 +140,7 @@ fn find_complex_rule(target: &str) -> Option<OpRule> {
 
 fn complex_rule_named(name: &str) -> Option<OpRule> {
     let mut rows = RULE_ROWS.iter().chain(TRANSFORMS).chain(ALSO_COMPLEX);
-    rows.find(|row| row.names().any(|n| n == name)).map(|row| row.rule)
+    rows.find(|row| row.has_name(name)).map(|row| row.rule)
 }
 
 fn identity(c: &mut OpCall<'_, '_>) -> EmitResult {

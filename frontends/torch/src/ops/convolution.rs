@@ -2,13 +2,14 @@
 //! each element of the kernel are concatenated and multiplied by the kernel as a matrix. A kernel with too
 //! many elements stays opaque.
 
-use symmc_import::{Emit, invalid, invalid_if, unsupported};
+use symmc_import::emit::extent_product;
+use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported};
 use symmc_ir::{Dim, ReductionKind, ValueId};
 
 use super::windows::{WindowGeometry, transposed_columns, window_columns};
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleResult};
+use crate::lower::{EmitResult, RuleResult, Term};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.conv1d.default", "pad, slice, concat, matmul_unrounded, add, cast", |c| {
@@ -96,22 +97,21 @@ impl ConvolutionLayout {
         self.check_channels(c, y, Some(self.outer))?;
         let x = window_columns(c, x, &self.windows)?;
         let batch = c.extent(x, 0);
-        let places = trailing_extent_product(c, x, 3);
+        let places = extent_product(c.shape(x).get(3..).unwrap_or_default());
         let terms = Dim::from(self.windows.elements() * self.inner);
-        let x = self.group_columns(c, x, self.inner)?;
-        let x = c.permute(x, vec![1, 0, 3, 2])?;
         let total_places = batch.clone() * places.clone();
-        let x = c.reshape(x, vec![self.groups.into(), total_places.clone(), terms])?;
-        let outputs_per_group = Dim::from(self.outer / self.groups);
-        let y = c.reshape(y, vec![batch, self.groups.into(), outputs_per_group.clone(), places])?;
-        let y = c.permute(y, vec![1, 2, 0, 3])?;
-        let y = c.reshape(y, vec![self.groups.into(), outputs_per_group, total_places])?;
-        let w = c.numpy_matmul(y, x)?;
-        let w = c.reshape(w, vec![self.outer.into(), self.windows.elements().into(), self.inner.into()])?;
-        let w = c.permute(w, vec![0, 2, 1])?;
+        let groups = Dim::from(self.groups);
+        let outputs = Dim::from(self.outer / self.groups);
+        let matrix = vec![self.outer.into(), self.windows.elements().into(), self.inner.into()];
         let mut shape = vec![Dim::from(self.outer), Dim::from(self.inner)];
         shape.extend(self.windows.kernel.iter().map(|&k| Dim::from(k)));
-        c.reshape(w, shape)
+        c.formula([x, y], |[x, y]| {
+            let x = self.group_columns(x, self.inner).permute(&[1, 0, 3, 2]);
+            let x = x.reshape(vec![groups.clone(), total_places.clone(), terms]);
+            let y = y.reshape(vec![batch, groups.clone(), outputs.clone(), places]).permute(&[1, 2, 0, 3]);
+            let y = y.reshape(vec![groups, outputs, total_places]);
+            y.numpy_matmul(x).reshape(matrix).permute(&[0, 2, 1]).reshape(shape)
+        })
     }
 
     /// The kernel as `[groups, rows, elements * columns]`. `order` permutes four axes: groups, the rest of
@@ -119,23 +119,23 @@ impl ConvolutionLayout {
     fn matrix(&self, c: &mut OpCall<'_, '_>, w: ValueId, order: [usize; 4]) -> EmitResult {
         let elements = self.windows.elements();
         let shape = [self.groups, self.outer / self.groups, self.inner, elements];
-        let w = c.reshape(w, shape.iter().map(|&d| Dim::from(d)).collect())?;
-        let w = c.permute(w, order.to_vec())?;
         let rows = shape.get(order[1]).copied().unwrap_or(1);
         let terms = elements * shape.get(order[3]).copied().unwrap_or(1);
-        c.reshape(w, vec![self.groups.into(), rows.into(), terms.into()])
+        c.formula([w], |[w]| {
+            let split = w.reshape(shape.iter().map(|&d| Dim::from(d)).collect()).permute(&order);
+            split.reshape(vec![self.groups.into(), rows.into(), terms.into()])
+        })
     }
 
     /// Reshapes `[batch, elements, groups * inputs, ...]` to `[batch, groups, elements * inputs, places]`.
-    fn group_columns(&self, c: &mut OpCall<'_, '_>, x: ValueId, inputs: i64) -> EmitResult {
-        let batch = c.extent(x, 0);
-        let places = trailing_extent_product(c, x, 3);
+    fn group_columns<'f>(&self, x: Term<'f>, inputs: i64) -> Term<'f> {
+        let batch = x.extent(0);
+        let places = extent_product(x.shape().get(3..).unwrap_or_default());
         let elements = self.windows.elements();
         let groups = self.groups;
         let shape = vec![batch.clone(), elements.into(), groups.into(), inputs.into(), places.clone()];
-        let x = c.reshape(x, shape)?;
-        let x = c.permute(x, vec![0, 2, 1, 3, 4])?;
-        c.reshape(x, vec![batch, groups.into(), (elements * inputs).into(), places])
+        let terms = Dim::from(elements * inputs);
+        x.reshape(shape).permute(&[0, 2, 1, 3, 4]).reshape(vec![batch, groups.into(), terms, places])
     }
 
     /// Multiplies a kernel in matrix form by the columns of an operand. The result `[batch, outputs, ...]` has
@@ -150,14 +150,10 @@ impl ConvolutionLayout {
     ) -> EmitResult {
         let mut shape = vec![c.extent(x, 0), outputs.into()];
         shape.extend(c.shape(x).split_off(3));
-        let x = self.group_columns(c, x, inputs)?;
+        let x = c.formula([x], |[x]| self.group_columns(x, inputs))?;
         let y = c.product_sums(w, x)?;
         c.reshape(y, shape)
     }
-}
-
-fn trailing_extent_product(c: &OpCall<'_, '_>, x: ValueId, first: usize) -> Dim {
-    c.shape(x).into_iter().skip(first).fold(Dim::from(1), |a, b| a * b)
 }
 
 /// A convolution over `axes` axes, or as many as the kernel has.

@@ -1,6 +1,6 @@
 //! Ops that create tensors: fills, ranges, triangles.
 
-use symmc_import::{Emit, invalid, unsupported};
+use symmc_import::{Emit, EmitFormulas, invalid, unsupported};
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Scalar, ValueId};
 
 use super::{RuleRow, row};
@@ -95,14 +95,13 @@ fn filled_tensor(c: &mut OpCall<'_, '_>, like: FillTemplate, value: Option<i64>)
         }
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(default);
-    let y = match value {
-        CallOperand::Scalar(s) => c.full(s, dtype, shape)?,
+    match value {
+        CallOperand::Scalar(s) => c.full(s, dtype, shape),
         other => {
             let element = c.as_tensor(&other, dtype)?;
-            c.expand(element, shape)?
+            c.expand(element, shape)
         }
-    };
-    Ok(y)
+    }
 }
 
 /// `start + i * step` below `end`, or above it for a negative step.
@@ -197,16 +196,15 @@ fn float_range(c: &mut OpCall<'_, '_>, start: &CallOperand, step: &CallOperand) 
         return unsupported!("the step is a symbolic float");
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
-    let y = match start {
-        _ if dtype.is_float() => affine(c, len.clone(), start, step.as_f64(), dtype)?,
-        CallOperand::Scalar(start) => c.iota(len.clone(), start.as_i64(), step.as_i64(), dtype)?,
+    match start {
+        _ if dtype.is_float() => affine(c, len.clone(), start, step.as_f64(), dtype),
+        CallOperand::Scalar(start) => c.iota(len.clone(), start.as_i64(), step.as_i64(), dtype),
         CallOperand::Dim(_) => {
             let y = c.iota(len.clone(), 0, step.as_i64(), dtype)?;
-            c.emit_binary(BinaryOp::Add, &CallOperand::Tensor(y), start, dtype)?
+            c.emit_binary(BinaryOp::Add, &CallOperand::Tensor(y), start, dtype)
         }
-        _ => return unsupported!("the start is a symbolic float"),
-    };
-    Ok(y)
+        _ => unsupported!("the start is a symbolic float"),
+    }
 }
 
 /// `start + i * step` in a float dtype, computed in f64.
@@ -233,10 +231,7 @@ fn linspace(c: &mut OpCall<'_, '_>) -> EmitResult {
     let half = steps / 2;
     let first = affine(c, half.into(), &start, step, dtype)?;
     let back = c.iota((steps - half).into(), half - steps + 1, 1, DType::F64)?;
-    let back = c.binary_float(BinaryOp::Mul, back, step)?;
-    let second = c.binary_float(BinaryOp::Add, back, end)?;
-    let second = c.cast(second, dtype)?;
-    c.concat(&[first, second], 0)
+    c.formula([first, back], |[first, back]| first.concat((back * step + end).cast(dtype), 0))
 }
 
 fn eye(c: &mut OpCall<'_, '_>) -> EmitResult {

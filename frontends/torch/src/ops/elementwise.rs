@@ -230,25 +230,24 @@ fn float_binary(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
 fn divide(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (a, b) = operands(c)?;
     let common = c.common_dtype(&[&a, &b]);
-    let y = match c.opt_string("rounding_mode")? {
-        None => return float_binary(c, BinaryOp::Div),
-        Some("floor") => c.emit_binary(BinaryOp::FloorDiv, &a.rounded_to(common), &b, common)?,
+    match c.opt_string("rounding_mode")? {
+        None => float_binary(c, BinaryOp::Div),
+        Some("floor") => c.emit_binary(BinaryOp::FloorDiv, &a.rounded_to(common), &b, common),
         Some("trunc") if common.is_float() => {
             let q = c.emit_binary(BinaryOp::Div, &a.rounded_to(common), &b, common)?;
             if !matches!(b, CallOperand::Scalar(_)) {
                 // The quotient by a tensor is rounded before it is truncated.
                 c.keep_rounding(q);
             }
-            c.unary(UnaryOp::Trunc, q)?
+            c.unary(UnaryOp::Trunc, q)
         }
         Some("trunc") => {
             let x = c.as_tensor(&a, common)?;
             let y = c.as_tensor(&b, common)?;
-            c.formula([x, y], |[x, y]| x.truncated_quotient(y))?
+            c.formula([x, y], |[x, y]| x.truncated_quotient(y))
         }
-        Some(other) => return invalid!("expected rounding_mode floor or trunc, found `{other}`"),
-    };
-    Ok(y)
+        Some(other) => invalid!("expected rounding_mode floor or trunc, found `{other}`"),
+    }
 }
 
 fn fmod(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -269,14 +268,13 @@ fn pow(c: &mut OpCall<'_, '_>) -> EmitResult {
         CallOperand::Scalar(s) if s.as_f64() == -0.5 => Some(UnaryOp::Rsqrt),
         _ => None,
     };
-    let y = match root {
+    match root {
         Some(root) => {
             let x = c.as_tensor(&a, dtype)?;
-            c.unary(root, x)?
+            c.unary(root, x)
         }
-        None => c.emit_binary(BinaryOp::Pow, &a.rounded_to(dtype), &b.rounded_to(dtype), dtype)?,
-    };
-    Ok(y)
+        None => c.emit_binary(BinaryOp::Pow, &a.rounded_to(dtype), &b.rounded_to(dtype), dtype),
+    }
 }
 
 /// `x != 0`, as bool.

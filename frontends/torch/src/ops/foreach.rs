@@ -77,11 +77,8 @@ fn for_each(c: &mut OpCall<'_, '_>, one: &str) -> RuleResult {
     // For powers of one number, the list of exponents determines the number of elements.
     let list = if c.is_list("exponent") && !c.is_list("self") { "exponent" } else { "self" };
     let count = c.tensors(list)?.len();
-    let single: Option<OpRule> = SINGLE_TENSOR_TABLES
-        .into_iter()
-        .flatten()
-        .find(|r| r.names().any(|name| name == one))
-        .map(|r| r.rule);
+    let single: Option<OpRule> =
+        SINGLE_TENSOR_TABLES.into_iter().flatten().find(|r| r.has_name(one)).map(|r| r.rule);
     let rule = single.ok_or_else(|| RuleFailure::Opaque(format!("{one} is not supported")))?;
     if count == 0 {
         c.ignore_all();

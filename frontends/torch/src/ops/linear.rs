@@ -1,6 +1,6 @@
 //! PyTorch's forms of matrix products, as batched `matmul` with views around it.
 
-use symmc_import::{Emit, unsupported, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, unsupported, unsupported_if};
 use symmc_ir::{Op, ValueId};
 
 use super::{RuleRow, row, row_of_results};
@@ -88,9 +88,10 @@ fn add_sum_of_products(c: &mut OpCall<'_, '_>) -> EmitResult {
         return unsupported!("the factors are not batches of matrices");
     };
     let joined = batches.clone() * inner.clone();
-    let x = c.permute(x, vec![1, 0, 2])?;
-    let x = c.reshape(x, vec![rows.clone(), joined.clone()])?;
-    let y = c.reshape(y, vec![joined, columns.clone()])?;
+    let [x, y] = c.formulas([x, y], |[x, y]| {
+        let x = x.permute(&[1, 0, 2]).reshape(vec![rows.clone(), joined.clone()]);
+        [x, y.reshape(vec![joined, columns.clone()])]
+    })?;
     add_scaled_product(c, bias, x, y)
 }
 
@@ -129,22 +130,15 @@ fn grouped(c: &mut OpCall<'_, '_>) -> EmitResult {
     let ends = c.opt_tensor("offs")?;
     unsupported_if!(c.opt_tensor("bias")?.is_some(), "a bias per group is not supported");
     let (x, y) = cast_factors(c, x, y)?;
-    let z = match (c.rank(x), c.rank(y), ends) {
-        (2, 2 | 3, Some(ends)) => c.emit("grouped_matmul", Op::GroupedMatMul, &[x, y, ends])?,
+    match (c.rank(x), c.rank(y), ends) {
+        (2, 2 | 3, Some(ends)) => c.emit("grouped_matmul", Op::GroupedMatMul, &[x, y, ends]),
         (3, 2, Some(ends)) => {
             let rows = c.transposed(y)?;
             let matrices = c.transposed(x)?;
             let z = c.emit("grouped_matmul", Op::GroupedMatMul, &[rows, matrices, ends])?;
-            c.transposed(z)?
+            c.transposed(z)
         }
-        (3, 3, None) => c.matmul(x, y)?,
-        _ => {
-            return unsupported!(
-                "a grouped product of {} and {} axes is not supported",
-                c.rank(x),
-                c.rank(y)
-            );
-        }
-    };
-    Ok(z)
+        (3, 3, None) => c.matmul(x, y),
+        _ => unsupported!("a grouped product of {} and {} axes is not supported", c.rank(x), c.rank(y)),
+    }
 }

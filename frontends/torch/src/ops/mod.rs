@@ -73,7 +73,7 @@ pub(crate) fn find_rule(target: &str) -> Option<OpRule> {
 pub(crate) fn find_writing(target: &str) -> Option<OpRule> {
     let op = bare_target(target).rsplit_once('.')?.0;
     let rows = collectives::WRITING_RULE_ROWS.iter().chain(exchanges::WRITING_RULE_ROWS);
-    rows.into_iter().find(|r| r.names().any(|name| name == op)).map(|r| r.rule)
+    rows.into_iter().find(|r| r.has_name(op)).map(|r| r.rule)
 }
 
 /// Every target with the ops that it becomes, in the order of the themes.

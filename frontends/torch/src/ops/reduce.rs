@@ -77,11 +77,10 @@ fn reduce(c: &mut OpCall<'_, '_>, op: ReductionKind) -> EmitResult {
     let keep = c.bool_or("keepdim", false)?;
     let y = reduce_axes(c, op, x, axes, keep)?;
     // PyTorch keeps u8 in `any` and `all`.
-    let y = match op {
-        ReductionKind::Any | ReductionKind::All if c.dtype(x) == DType::U8 => c.cast(y, DType::U8)?,
-        _ => cast_to_requested_dtype(c, y)?,
-    };
-    Ok(y)
+    match op {
+        ReductionKind::Any | ReductionKind::All if c.dtype(x) == DType::U8 => c.cast(y, DType::U8),
+        _ => cast_to_requested_dtype(c, y),
+    }
 }
 
 /// A value in the dtype that the call requests, or unchanged.
@@ -112,20 +111,19 @@ fn arg_reduce(c: &mut OpCall<'_, '_>, op: ArgOp) -> EmitResult {
     let x = c.first_tensor()?;
     let rank = c.rank(x);
     let keep = c.bool_or("keepdim", false)?;
-    let y = match c.opt_int("dim")? {
-        Some(_) if rank == 0 => c.full(Scalar::Int(0), DType::I64, vec![])?,
+    match c.opt_int("dim")? {
+        Some(_) if rank == 0 => c.full(Scalar::Int(0), DType::I64, vec![]),
         Some(axis) => {
             let axis = c.resolve_axis(axis, rank)?;
-            c.arg_reduce(op, x, axis, keep)?
+            c.arg_reduce(op, x, axis, keep)
         }
         None => {
             let flat = c.reshape(x, vec![c.ty(x).numel()])?;
             let y = c.arg_reduce(op, flat, 0, false)?;
             let shape = if keep { vec![Dim::from(1); rank] } else { vec![] };
-            c.reshape(y, shape)?
+            c.reshape(y, shape)
         }
-    };
-    Ok(y)
+    }
 }
 
 /// `sum((x - mean)²) / (n - correction)`, or its root for the standard deviation. The second result, if there
@@ -271,13 +269,12 @@ fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
     let mut distance = 1;
     while distance < max_elements {
         let from = c.iota(n.clone(), -distance, 1, DType::I64)?;
-        let index = c.binary_scalar(BinaryOp::Max, from, Scalar::Int(0))?;
-        let before = c.emit("take", Op::Take { axis }, &[y, index])?;
-        let is_there = c.binary_scalar(BinaryOp::Ge, from, Scalar::Int(0))?;
         column[0] = n.clone();
-        let is_there = c.reshape(is_there, column.clone())?;
-        let factor = c.select(is_there, before, unit)?;
-        y = c.binary(BinaryOp::Mul, y, factor)?;
+        y = c.formula([y, from, unit], |[y, from, unit]| {
+            let before = y.take(axis, from.max(0));
+            let is_there = from.ge(0).reshape(column.clone());
+            y * is_there.select(before, unit)
+        })?;
         distance *= 2;
     }
     c.cast(y, dtype)

@@ -1,6 +1,6 @@
 //! Writing by index: `index_put`, `index_add`, `scatter` and similar ops, in functional form.
 
-use symmc_import::{Emit, invalid, invalid_if, unsupported, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, ValueId};
 
 use super::index::{AdvancedIndexing, as_row, on_row, resolve_indexing};
@@ -52,14 +52,12 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         unsupported_if!(c.bool_or("scale_grad_by_freq", false)?, "scale_grad_by_freq is not supported");
         let rows = c.dim("num_weights")?;
         let width = c.shape(gradient).last().cloned().unwrap_or(1.into());
-        let mut gradient = gradient;
+        let rank = c.rank(index);
         let padding = c.int_or("padding_idx", -1)?;
-        let zero = c.full(Scalar::Int(0), c.dtype(gradient), vec![])?;
-        if padding >= 0 {
-            let mask = c.binary_scalar(BinaryOp::Eq, index, Scalar::Int(padding))?;
-            let mask = c.unsqueeze(mask, c.rank(index))?;
-            gradient = c.select(mask, zero, gradient)?;
-        }
+        let gradient = c.formula([gradient, index], |[gradient, index]| {
+            let zero = gradient.constant(0.0);
+            if padding >= 0 { index.eq(padding).unsqueeze(rank).select(zero, gradient) } else { gradient }
+        })?;
         let table = c.full(Scalar::Int(0), c.dtype(gradient), vec![rows, width])?;
         let op = Op::IndexPut { axis: 0, accumulate: true };
         c.emit("index_put", op, &[table, gradient, index])
@@ -203,9 +201,8 @@ fn scatter_reduce(c: &mut OpCall<'_, '_>) -> EmitResult {
         let none = c.full(Scalar::Int(i64::from(takes_part)), dtype, c.shape(x))?;
         let ones = c.full(Scalar::Int(1), dtype, shape)?;
         let count = scatter_into(c, none, ones, Some(ReductionKind::Sum))?;
-        let count = c.binary_scalar(BinaryOp::Max, count, Scalar::Int(1))?;
         let op = if dtype.is_float() { BinaryOp::Div } else { BinaryOp::FloorDiv };
-        y = c.binary(op, y, count)?;
+        y = c.formula([y, count], |[y, count]| y.binary(op, count.max(1)))?;
     }
     Ok(y)
 }

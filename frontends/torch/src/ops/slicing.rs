@@ -1,6 +1,6 @@
 //! Slices, splits, concatenation, repetition, padding.
 
-use symmc_import::{Emit, invalid, invalid_if, unsupported, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueDef, ValueId};
 
 use super::{RuleRow, row, row_of_results};
@@ -406,12 +406,11 @@ fn repeat_by_counts(c: &mut OpCall<'_, '_>) -> EmitResult {
     let capacity = c.capacity(&length)?;
     let counts = c.cast(counts, DType::I64)?;
     let sums = c.emit("cumsum", Op::CumSum { axis: 0 }, &[counts])?;
-    let ends = c.unsqueeze(sums, 0)?;
-    let positions = c.iota(capacity.clone(), 0, 1, DType::I64)?;
-    let positions = c.unsqueeze(positions, 1)?;
-    let has_ended = c.binary(BinaryOp::Le, ends, positions)?;
-    let has_ended = c.cast(has_ended, DType::I64)?;
-    let y = c.reduce(ReductionKind::Sum, has_ended, vec![1], false)?;
+    let y = c.formula([sums], |[sums]| {
+        let ends = sums.unsqueeze(0);
+        let positions = ends.map(|c, _| c.iota(capacity.clone(), 0, 1, DType::I64)).unsqueeze(1);
+        ends.le(positions).cast(DType::I64).sum(&[1], false)
+    })?;
     let n = c.extent(counts, 0);
     let y = if c.is_data_size(&length) {
         // Rows after the last are unspecified, but indices all the same.
@@ -536,10 +535,10 @@ fn diff(c: &mut OpCall<'_, '_>) -> EmitResult {
     }
     for _ in 0..times.clamp(0, 64) {
         let len = c.extent(x, axis) - Dim::from(1);
-        let after = c.slice(x, axis, 1.into(), len.clone(), 1)?;
-        let before = c.slice(x, axis, 0.into(), len, 1)?;
-        let op = if c.dtype(x) == DType::Bool { BinaryOp::Xor } else { BinaryOp::Sub };
-        x = c.binary(op, after, before)?;
+        x = c.formula([x], |[x]| {
+            let op = if x.dtype() == DType::Bool { BinaryOp::Xor } else { BinaryOp::Sub };
+            x.slice(axis, 1, len.clone()).binary(op, x.slice(axis, 0, len))
+        })?;
     }
     Ok(x)
 }

@@ -4,7 +4,7 @@
 //! are read by index. The graph then does not show that PyTorch has them in the memory of the operand, which
 //! [`aliasing::note_alias`] records.
 
-use symmc_import::{Emit, invalid_if, unsupported, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, Op, ValueId};
 
 use super::{RuleRow, row};
@@ -76,10 +76,10 @@ fn unfold(c: &mut OpCall<'_, '_>) -> EmitResult {
         c.reshape(covered, shape)?
     } else {
         let from = c.iota(count, 0, step, DType::I64)?;
-        let from = c.unsqueeze(from, 1)?;
-        let within = c.iota(size.into(), 0, 1, DType::I64)?;
-        let index = c.binary(BinaryOp::Add, from, within)?;
-        let y = c.emit("take", Op::Take { axis }, &[x, index])?;
+        let y = c.formula([x, from], |[x, from]| {
+            let from = from.unsqueeze(1);
+            x.take(axis, from + from.map(|c, _| c.iota(size.into(), 0, 1, DType::I64)))
+        })?;
         aliasing::note_alias(c, y, x);
         y
     };
