@@ -12,8 +12,18 @@ use crate::failure::RuleResult;
 
 /// An importer's view of a node while its rule runs.
 pub trait RuleCall: Emit {
+    fn set_result(&mut self, result: usize, value: ValueId);
+
+    /// Sets the values of the first results.
+    fn set_results(&mut self, values: impl IntoIterator<Item = ValueId>) -> RuleResult<(), Self::Error> {
+        values.into_iter().enumerate().for_each(|(i, value)| self.set_result(i, value));
+        Ok(())
+    }
+
     /// Sets the value of the only result.
-    fn finish_with_value(&mut self, value: ValueId) -> RuleResult<(), Self::Error>;
+    fn set_only_result(&mut self, value: ValueId) -> RuleResult<(), Self::Error> {
+        self.set_results([value])
+    }
 
     fn compositions_mut(&mut self) -> &mut Compositions;
 
@@ -43,7 +53,7 @@ impl<V, R> OpRule<V, R> {
         match self {
             OpRule::Value(rule) => {
                 let value = rule(call)?;
-                call.finish_with_value(value)?;
+                call.set_only_result(value)?;
             }
             OpRule::Results(rule) => rule(call)?,
         }

@@ -75,8 +75,8 @@ fn require_operand<T>(i: usize, found: Option<T>) -> RuleResult<T> {
 }
 
 impl RuleCall for OpCall<'_, '_> {
-    fn finish_with_value(&mut self, value: ValueId) -> RuleResult {
-        self.set_only_result(value)
+    fn set_result(&mut self, result: usize, value: ValueId) {
+        self.bind_result(result, NameBinding::Value(value));
     }
 
     fn compositions_mut(&mut self) -> &mut Compositions {
@@ -405,24 +405,8 @@ impl<'c, 'p> OpCall<'c, 'p> {
         }
     }
 
-    pub fn set_result(&mut self, result: usize, value: ValueId) {
-        self.bind_result(result, NameBinding::Value(value));
-    }
-
     pub fn set_known(&mut self, result: usize, known: KnownValue) {
         self.bind_result(result, NameBinding::Known(known, None));
-    }
-
-    /// Sets the values of the first results.
-    pub fn set_results(&mut self, values: impl IntoIterator<Item = ValueId>) -> RuleResult {
-        values.into_iter().enumerate().for_each(|(i, value)| self.set_result(i, value));
-        Ok(())
-    }
-
-    /// Sets the value of the only result.
-    pub fn set_only_result(&mut self, value: ValueId) -> RuleResult {
-        self.set_result(0, value);
-        Ok(())
     }
 
     pub fn sequence(&mut self, i: usize) -> RuleResult<Vec<ValueId>> {

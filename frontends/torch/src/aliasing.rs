@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use symmc_import::{Emit, has_word};
+use symmc_import::{Emit, RuleCall, has_word};
 use symmc_ir::{Dim, NodeId, Op, ValueDef, ValueId};
 
 use crate::call::OpCall;

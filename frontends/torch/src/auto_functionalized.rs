@@ -4,7 +4,7 @@
 //! writes (the *bases*). Each written argument is a view of a base. The results are those of the op, followed
 //! by the new bases.
 
-use symmc_import::{Emit, invalid, unsupported};
+use symmc_import::{Emit, RuleCall, invalid, unsupported};
 use symmc_ir::ValueId;
 
 use crate::aliasing::ensure_separate;

@@ -76,7 +76,7 @@ pub(crate) struct OpCall<'c, 'p> {
     parts: Option<HashMap<&'p str, ValueId>>,
     /// The element of list arguments to use, while an op is applied to one element after the other.
     element: Option<usize>,
-    /// Pairs of the name that a rule asks for and the name that the op has for the argument.
+    /// Pairs of the name that a rule asks for and the names that ops have for the argument.
     renamed: &'static [(&'static str, &'static str)],
     read: RefCell<HashSet<&'p str>>,
     /// Whether all results are wanted, even if the program does not name them.
@@ -84,7 +84,7 @@ pub(crate) struct OpCall<'c, 'p> {
     /// Whether integer arguments are extents, so that one that depends on data stands for its capacity.
     pub extent_arguments: bool,
     results: Vec<Option<&'p str>>,
-    result_values: Vec<Option<ValueId>>,
+    pub result_values: Vec<Option<ValueId>>,
     /// Values from this index on were emitted by this call.
     first_new: usize,
 }
@@ -166,7 +166,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
     pub fn get(&self, name: &str) -> Option<&'p Argument<'p>> {
         let argument = self.read_input(name).or_else(|| {
             let names = self.renamed.iter().filter(|(requested, _)| *requested == name);
-            names.map(|(_, other)| other).find_map(|other| self.read_input(other))
+            names.flat_map(|(_, others)| others.split(' ')).find_map(|other| self.read_input(other))
         });
         argument.filter(|a| !matches!(a, Argument::None))
     }
@@ -676,21 +676,6 @@ impl<'c, 'p> OpCall<'c, 'p> {
         }
     }
 
-    pub fn set_result(&mut self, result: usize, value: ValueId) {
-        if result >= self.result_values.len() {
-            self.result_values.resize(result + 1, None);
-        }
-        if let Some(slot) = self.result_values.get_mut(result) {
-            *slot = Some(value);
-        }
-    }
-
-    /// Sets the values of the first results.
-    pub fn set_results(&mut self, values: impl IntoIterator<Item = ValueId>) -> RuleResult {
-        values.into_iter().enumerate().for_each(|(i, value)| self.set_result(i, value));
-        Ok(())
-    }
-
     /// Takes the result values that were set.
     pub fn take_results(&mut self) -> Vec<Option<ValueId>> {
         let none = vec![None; self.results.len()];
@@ -709,12 +694,6 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     pub fn result(&self, result: usize) -> Option<ValueId> {
         self.result_values.get(result).copied().flatten()
-    }
-
-    /// Sets the value of the only result.
-    pub fn set_only_result(&mut self, value: ValueId) -> RuleResult {
-        self.set_result(0, value);
-        Ok(())
     }
 
     /// Whether a value existed before this call.

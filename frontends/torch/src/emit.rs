@@ -13,8 +13,13 @@ use crate::packed;
 use crate::shards::RankShard;
 
 impl RuleCall for OpCall<'_, '_> {
-    fn finish_with_value(&mut self, value: ValueId) -> RuleResult {
-        self.set_only_result(value)
+    fn set_result(&mut self, result: usize, value: ValueId) {
+        if result >= self.result_values.len() {
+            self.result_values.resize(result + 1, None);
+        }
+        if let Some(slot) = self.result_values.get_mut(result) {
+            *slot = Some(value);
+        }
     }
 
     fn compositions_mut(&mut self) -> &mut Compositions {

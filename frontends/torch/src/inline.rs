@@ -4,7 +4,7 @@ use crate::call::OpCall;
 use crate::lower::{RuleFailure, RuleResult};
 use crate::schema::{self, Argument, ExportedNode};
 use crate::scope::{NameBinding, NameScope, tensor_names};
-use symmc_import::{invalid_if, unsupported_if};
+use symmc_import::{RuleCall, invalid_if, unsupported_if};
 
 /// The wrappers, without `torch.ops.higher_order.`. Each runs its graph on the tensors that follow it.
 const WRAPPERS: [&str; 6] = [

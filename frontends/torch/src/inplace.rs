@@ -12,7 +12,7 @@
 
 use std::collections::HashSet;
 
-use symmc_import::{Emit, invalid, unsupported};
+use symmc_import::{Emit, RuleCall, invalid, unsupported};
 use symmc_ir::entity::Entity;
 use symmc_ir::{InputKind, NodeId, Op, TensorType, ValueDef, ValueId};
 

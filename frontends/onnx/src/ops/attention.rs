@@ -1,6 +1,6 @@
 //! Scaled dot-product attention and rotary embeddings: ONNX and ONNX Runtime have single ops for them.
 
-use symmc_import::{Emit, invalid, invalid_if, unsupported, unsupported_if};
+use symmc_import::{Emit, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::attention::causal_bounds_if;
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, Scalar, ValueId};
 

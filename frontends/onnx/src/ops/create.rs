@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use symmc_import::{Emit, invalid, invalid_if, unsupported};
+use symmc_import::{Emit, RuleCall, invalid, invalid_if, unsupported};
 use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor};
 
 use super::{RuleRow, row, row_of_results};

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use symmc_import::{Emit, EmitFormulas, invalid, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor, UnaryOp, infer};
 
 use super::{RuleRow, row, row_of_results};

@@ -1,7 +1,7 @@
 //! Reading and writing by index. Negative indices of ONNX count from the end, which the IR does not support.
 //! An index is therefore wrapped, unless the nodes that compute it show that it is never negative.
 
-use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{DType, Dim, Op, ReductionKind, ValueId};
 
 use super::{RuleRow, row, row_of_results};

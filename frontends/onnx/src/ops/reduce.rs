@@ -1,6 +1,6 @@
 //! Reductions, arg-reductions and cumulative sums.
 
-use symmc_import::{Emit, EmitFormulas, invalid, unsupported, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, unsupported, unsupported_if};
 use symmc_ir::{ArgOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueId};
 
 use super::{RuleRow, row, row_of_results};

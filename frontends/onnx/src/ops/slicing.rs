@@ -1,6 +1,6 @@
 //! Slices, splits, concatenation, repetition, padding.
 
-use symmc_import::{Emit, invalid, invalid_if, unsupported};
+use symmc_import::{Emit, RuleCall, invalid, invalid_if, unsupported};
 use symmc_ir::{DType, Dim, FloatAttribute, Op, Scalar, TensorType, ValueId};
 
 use super::{RuleRow, row, row_of_results};

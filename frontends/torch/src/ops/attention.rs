@@ -6,7 +6,7 @@
 //! that form. Dropout is rejected, so the random state is imported as zeros, which the gradient does not
 //! read. Gradients of masks stay opaque.
 
-use symmc_import::{Emit, invalid_if, unsupported, unsupported_if};
+use symmc_import::{Emit, RuleCall, invalid_if, unsupported, unsupported_if};
 use symmc_ir::attention::causal_bounds_if;
 use symmc_ir::{DType, Dim, FloatAttribute, Op, Scalar, TensorType, ValueId};
 

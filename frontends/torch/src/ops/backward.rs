@@ -1,6 +1,6 @@
 //! The backward ops of traced training graphs, in terms of forward ones.
 
-use symmc_import::{Emit, EmitFormulas, invalid, invalid_if};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if};
 use symmc_ir::{BinaryOp, DType, FloatAttribute, Scalar, ValueId};
 
 use super::slicing::{replace_slice, write_slice};

@@ -4,7 +4,7 @@
 //! for each of its tensors. The contents of work buffers after a symmetric-memory op are undefined. Groups
 //! are named by strings; see [`crate::groups`] for their members.
 
-use symmc_import::{Emit, invalid, invalid_if, unsupported};
+use symmc_import::{Emit, RuleCall, invalid, invalid_if, unsupported};
 use symmc_ir::{
     AllToAllSplits, BinaryOp, Collective, CollectiveKind, CollectiveReduceOp, Dim, GroupId, Op, Scalar,
     ValueId,
@@ -204,7 +204,7 @@ fn all_to_all(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
         invalid_if!(
             sizes.windows(2).any(|w| w[0] != w[1]),
             "expected equal {name}, found {sizes:?}: a program with unequal sizes fits one rank only, \
-                 and all ranks must run the same program"
+             and all ranks must run the same program"
         );
         let total = sizes.iter().cloned().reduce(|a, b| a + b);
         let rows = c.ty(x).shape.first().cloned();
@@ -213,7 +213,7 @@ fn all_to_all(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
             invalid_if!(
                 low > 0 || high < 0,
                 "expected {name} that add up to {rows:?} rows, found {total:?}: all ranks run the same program, so each \
-                     has as many rows after the exchange as before it"
+                 has as many rows after the exchange as before it"
             );
             c.require_equal(name, &total, &rows)?;
         }
@@ -328,7 +328,7 @@ fn lower_uneven_all_to_all(
                 invalid_if!(
                     sent.is_none() || sent != received,
                     "expected rank {receiver} to receive as many rows from rank {sender} as that rank sends, \
-                         found {sent:?} sent and {received:?} received in {numbers}",
+                     found {sent:?} sent and {received:?} received in {numbers}",
                     numbers = by_rank.numbers.describe()
                 );
             }

@@ -15,7 +15,7 @@ mod components;
 mod fourier;
 mod per_component;
 
-use symmc_import::{Emit, EmitFormulas, invalid};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid};
 use symmc_ir::{BinaryOp, DType, Dim, Scalar, UnaryOp};
 
 use super::{OpRule, RuleRow, row, row_of_results};

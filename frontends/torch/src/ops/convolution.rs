@@ -3,7 +3,7 @@
 //! many elements stays opaque.
 
 use symmc_import::emit::extent_product;
-use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported};
 use symmc_ir::{Dim, ReductionKind, ValueId};
 
 use super::windows::{WindowGeometry, transposed_columns, window_columns};

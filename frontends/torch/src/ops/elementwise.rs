@@ -283,10 +283,11 @@ pub(super) fn to_truth_value(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
 }
 
 fn logical(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
-    let [x, y] = c.tensors_named(["self", "other"])?;
-    let x = to_truth_value(c, x)?;
-    let y = to_truth_value(c, y)?;
-    c.binary(op, x, y)
+    let operands = c.tensors_named(["self", "other"])?;
+    c.formula(operands, |operands| {
+        let [x, y] = operands.map(|operand| operand.cast(DType::Bool));
+        x.binary(op, y)
+    })
 }
 
 fn clamp(c: &mut OpCall<'_, '_>) -> EmitResult {

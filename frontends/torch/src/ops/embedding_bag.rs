@@ -1,7 +1,7 @@
 //! Bags of embeddings: rows of a table, reduced per bag. Bag `b` has the indices from `offsets[b]` up to
 //! `offsets[b + 1]`.
 
-use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, TensorType, ValueId};
 
 use super::{RuleRow, row, row_of_results};

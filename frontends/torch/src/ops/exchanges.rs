@@ -3,7 +3,7 @@
 //! Sizes are gathered from all ranks, so that each rank computes where each row comes from. What PyTorch leaves
 //! as it was in the tensors that these ops write, such as the rows after the last received one, is zero.
 
-use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{
     AllToAllSplits, BinaryOp, Collective, CollectiveKind, DType, Dim, GroupId, Op, ReductionKind, Scalar,
     TensorType, ValueId,
@@ -409,8 +409,7 @@ fn reduce_to_roots(c: &mut OpCall<'_, '_>, tiles: &[ValueId], roots: &[i64]) -> 
         let stacked = c.concat(&stacked, 0)?;
         let y = reduce_scatter(c, stacked)?;
         let y = c.reshape(y, c.shape(out))?;
-        c.set_result(0, y);
-        return Ok(());
+        return c.set_only_result(y);
     }
     let numbers = c.iota(n.into(), 0, 1, DType::I64)?;
     let own = of_this_rank(c, numbers, group)?;
@@ -420,8 +419,7 @@ fn reduce_to_roots(c: &mut OpCall<'_, '_>, tiles: &[ValueId], roots: &[i64]) -> 
         let is_root = c.binary_scalar(BinaryOp::Eq, own, Scalar::Int(*root))?;
         y = c.select(is_root, sum, y)?;
     }
-    c.set_result(0, y);
-    Ok(())
+    c.set_only_result(y)
 }
 
 /// Blocks of an axis, each summed at its destination. The `j`-th blocks of all ranks have the same size.
@@ -455,7 +453,7 @@ fn reduce_blocks(c: &mut OpCall<'_, '_>) -> RuleResult {
     invalid_if!(
         !fits,
         "expected as many blocks of the same sizes for each of {n} ranks, found blocks that end at {ends:?}, the \
-             destinations {ranks:?} and {result_count} results",
+         destinations {ranks:?} and {result_count} results",
         result_count = out.len()
     );
     for (j, result) in out.iter().enumerate() {
@@ -519,8 +517,7 @@ fn exchange_axes(c: &mut OpCall<'_, '_>) -> RuleResult {
         expect_same_type(c, y, out)?;
     }
     let y = c.reshape(y, c.shape(out))?;
-    c.set_result(0, y);
-    Ok(())
+    c.set_only_result(y)
 }
 
 const ONE_PROGRAM: &str = "a program with sends fits one rank only: give the archives of all ranks";

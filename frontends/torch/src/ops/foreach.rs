@@ -1,84 +1,55 @@
 //! Ops over lists of tensors. `_foreach_add` and similar ops apply the op of one tensor to each element. The
 //! fused optimizers have formulas.
 
-use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported_if};
 use symmc_ir::{DType, ValueId};
 
 use super::{OpRule, RuleRow, activations, create, elementwise, normalize, row_of_results};
 use crate::call::OpCall;
+use crate::effects::bare_target;
 use crate::lower::{EmitResult, RuleFailure, RuleResult, Term};
 
 /// The tables with the ops of one tensor.
 const SINGLE_TENSOR_TABLES: [&[RuleRow]; 4] =
     [elementwise::RULE_ROWS, activations::RULE_ROWS, normalize::RULE_ROWS, create::RULE_ROWS];
 
-/// Pairs of the argument name that a rule of one tensor asks for and the name that the op over lists has.
+/// Pairs of the argument name that a rule of one tensor asks for and the names that ops over lists have for it.
 const RENAMED_ARGUMENTS: &[(&str, &str)] = &[
-    ("other", "scalar"),
-    ("other", "scalars"),
-    ("exponent", "scalar"),
-    ("exponent", "scalars"),
-    ("min", "scalar"),
-    ("min", "scalars"),
-    ("min", "other"),
-    ("max", "scalar"),
-    ("max", "scalars"),
-    ("max", "other"),
-    ("value", "scalar"),
-    ("value", "scalars"),
+    ("other", "scalar scalars"),
+    ("exponent", "scalar scalars"),
+    ("min", "scalar scalars other"),
+    ("max", "scalar scalars other"),
+    ("value", "scalar scalars"),
     ("end", "tensors1"),
-    ("weight", "scalars"),
-    ("weight", "weights"),
+    ("weight", "scalars weights"),
 ];
 
-macro_rules! rows {
-    ($($list:literal => $one:literal),* $(,)?) => {
-        pub(super) const RULE_ROWS: &[RuleRow] = &[
-            $(row_of_results($list, concat!("as ", $one, ", for each"), |c| for_each(c, $one)),)*
-            row_of_results("aten._fused_adam", "mul, add, sqrt, div", |c| adam(c, Decay::Gradient)),
-            row_of_results("aten._fused_adamw", "mul, add, sqrt, div", |c| adam(c, Decay::Parameter)),
-            row_of_results("aten._fused_sgd", "mul, add", sgd),
-        ];
-    };
-}
+pub(super) const RULE_ROWS: &[RuleRow] = &[
+    row_of_results(
+        "aten._foreach_add aten._foreach_sub aten._foreach_mul aten._foreach_div aten._foreach_maximum \
+         aten._foreach_minimum aten._foreach_clamp_min aten._foreach_clamp_max aten._foreach_pow \
+         aten._foreach_addcmul aten._foreach_addcdiv aten._foreach_lerp aten._foreach_copy \
+         aten._foreach_zero aten._foreach_norm aten._foreach_abs aten._foreach_neg aten._foreach_sign \
+         aten._foreach_exp aten._foreach_log aten._foreach_sqrt aten._foreach_rsqrt \
+         aten._foreach_reciprocal aten._foreach_sigmoid aten._foreach_tanh aten._foreach_floor \
+         aten._foreach_ceil aten._foreach_trunc",
+        "as the operator of one tensor, for each",
+        for_each,
+    ),
+    row_of_results("aten._fused_adam", "mul, add, sqrt, div", |c| adam(c, Decay::Gradient)),
+    row_of_results("aten._fused_adamw", "mul, add, sqrt, div", |c| adam(c, Decay::Parameter)),
+    row_of_results("aten._fused_sgd", "mul, add", sgd),
+];
 
-rows! {
-    "aten._foreach_add" => "aten.add",
-    "aten._foreach_sub" => "aten.sub",
-    "aten._foreach_mul" => "aten.mul",
-    "aten._foreach_div" => "aten.div",
-    "aten._foreach_maximum" => "aten.maximum",
-    "aten._foreach_minimum" => "aten.minimum",
-    "aten._foreach_clamp_min" => "aten.clamp_min",
-    "aten._foreach_clamp_max" => "aten.clamp_max",
-    "aten._foreach_pow" => "aten.pow",
-    "aten._foreach_addcmul" => "aten.addcmul",
-    "aten._foreach_addcdiv" => "aten.addcdiv",
-    "aten._foreach_lerp" => "aten.lerp",
-    "aten._foreach_copy" => "aten.copy",
-    "aten._foreach_zero" => "aten.zero",
-    "aten._foreach_norm" => "aten.linalg_vector_norm",
-    "aten._foreach_abs" => "aten.abs",
-    "aten._foreach_neg" => "aten.neg",
-    "aten._foreach_sign" => "aten.sign",
-    "aten._foreach_exp" => "aten.exp",
-    "aten._foreach_log" => "aten.log",
-    "aten._foreach_sqrt" => "aten.sqrt",
-    "aten._foreach_rsqrt" => "aten.rsqrt",
-    "aten._foreach_reciprocal" => "aten.reciprocal",
-    "aten._foreach_sigmoid" => "aten.sigmoid",
-    "aten._foreach_tanh" => "aten.tanh",
-    "aten._foreach_floor" => "aten.floor",
-    "aten._foreach_ceil" => "aten.ceil",
-    "aten._foreach_trunc" => "aten.trunc",
-}
-
-fn for_each(c: &mut OpCall<'_, '_>, one: &str) -> RuleResult {
+fn for_each(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let target = bare_target(&c.node.target);
+    let op = target.strip_prefix("aten._foreach_").and_then(|op| op.split('.').next()).unwrap_or(target);
+    let one = format!("aten.{}", op.trim_end_matches('_'));
     // For powers of one number, the list of exponents determines the number of elements.
     let list = if c.is_list("exponent") && !c.is_list("self") { "exponent" } else { "self" };
     let count = c.tensors(list)?.len();
     let single: Option<OpRule> =
-        SINGLE_TENSOR_TABLES.into_iter().flatten().find(|r| r.has_name(one)).map(|r| r.rule);
+        SINGLE_TENSOR_TABLES.into_iter().flatten().find(|r| r.has_name(&one)).map(|r| r.rule);
     let rule = single.ok_or_else(|| RuleFailure::Opaque(format!("{one} is not supported")))?;
     if count == 0 {
         c.ignore_all();

@@ -3,7 +3,7 @@
 //! Negative indices of PyTorch's advanced indexing count from the end, which the IR does not support. An
 //! index is therefore wrapped, unless the nodes that compute it show that it is never negative.
 
-use symmc_import::{Emit, invalid_if, unsupported_if};
+use symmc_import::{Emit, RuleCall, invalid_if, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Op, ValueId};
 
 use super::{RuleRow, row, row_of_results};

@@ -1,6 +1,6 @@
 //! PyTorch's forms of matrix products, as batched `matmul` with views around it.
 
-use symmc_import::{Emit, EmitFormulas, unsupported, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, RuleCall, unsupported, unsupported_if};
 use symmc_ir::{Op, ValueId};
 
 use super::{RuleRow, row, row_of_results};

@@ -1,6 +1,6 @@
 //! Softmax and normalization. They become single ops where the IR has them.
 
-use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported_if};
 use symmc_ir::{BinaryOp, DType, FloatAttribute, Op, ReductionKind, Scalar, ValueId};
 
 use super::reduce::cast_to_requested_dtype;

@@ -1,6 +1,6 @@
 //! Reductions, cumulative sums and orderings.
 
-use symmc_import::{Emit, EmitFormulas, unsupported, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, RuleCall, unsupported, unsupported_if};
 use symmc_ir::{
     ArgOp, BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueId,
 };

@@ -1,6 +1,6 @@
 //! Writing by index: `index_put`, `index_add`, `scatter` and similar ops, in functional form.
 
-use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, ValueId};
 
 use super::index::{AdvancedIndexing, as_row, on_row, resolve_indexing};

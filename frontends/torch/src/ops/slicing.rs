@@ -1,6 +1,6 @@
 //! Slices, splits, concatenation, repetition, padding.
 
-use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueDef, ValueId};
 
 use super::{RuleRow, row, row_of_results};

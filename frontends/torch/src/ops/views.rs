@@ -2,7 +2,7 @@
 //! copy are the same value.
 
 use symmc_import::emit::extent_product;
-use symmc_import::{Emit, invalid, invalid_if, unsupported};
+use symmc_import::{Emit, RuleCall, invalid, invalid_if, unsupported};
 use symmc_ir::Dim;
 
 use super::elementwise::identity;

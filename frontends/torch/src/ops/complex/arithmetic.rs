@@ -1,6 +1,6 @@
 //! Arithmetic of complex numbers, by formulas for the components of the result.
 
-use symmc_import::{Emit, EmitFormulas, invalid, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, unsupported_if};
 use symmc_ir::{BinaryOp, DType, FloatAttribute, Scalar, ValueId};
 
 use super::components::{

@@ -1,6 +1,6 @@
 //! The real and the imaginary components of complex tensors, and the names that are complex.
 
-use symmc_import::{Emit, EmitFormulas, invalid};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid};
 use symmc_ir::{TensorType, ValueId};
 
 use crate::call::OpCall;

@@ -4,7 +4,7 @@
 //! computed in f64 and taken from a table by `jk mod n`. They are as exact as the dtype of the product
 //! allows.
 
-use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, Scalar, UnaryOp, ValueId};
 
 use super::super::{RuleRow, row_of_results};

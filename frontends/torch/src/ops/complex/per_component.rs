@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use symmc_import::{Emit, has_word, invalid, unsupported_if};
+use symmc_import::{Emit, RuleCall, has_word, invalid, unsupported_if};
 use symmc_ir::{Scalar, ValueId};
 
 use super::components::{
