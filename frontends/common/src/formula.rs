@@ -91,7 +91,7 @@ impl<'f, E> Term<'f, E> {
         gt => Gt, ge => Ge
     }
 
-    /// Emits what a function of [`Emit`] emits from the value.
+    /// Emits what a function of [`Emit`] emits from the value. The function uses no terms.
     pub fn map(self, emit: impl FnOnce(&mut dyn Emit<Error = E>, ValueId) -> RuleResult<ValueId, E>) -> Self {
         let mut failure = self.formula.failure.borrow_mut();
         if failure.is_some() {

@@ -169,7 +169,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
     /// The first operands, which must be tensors.
     pub fn first_tensors<const N: usize>(&mut self) -> RuleResult<[ValueId; N]> {
         let values = (0..N).map(|i| self.tensor(i)).collect::<RuleResult<Vec<_>>>()?;
-        values.try_into().or_else(|_| invalid!("expected {N} operands"))
+        values.try_into().map_err(|_| RuleFailure::Invalid(format!("expected {N} operands")))
     }
 
     pub fn tensors(&mut self) -> RuleResult<Vec<ValueId>> {

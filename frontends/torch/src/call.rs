@@ -286,7 +286,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
     /// The tensors in the arguments of these names.
     pub fn tensors_named<const N: usize>(&self, names: [&str; N]) -> RuleResult<[ValueId; N]> {
         let values = names.into_iter().map(|name| self.tensor(name)).collect::<RuleResult<Vec<_>>>()?;
-        values.try_into().or_else(|_| invalid!("expected {N} operands"))
+        values.try_into().map_err(|_| RuleFailure::Invalid(format!("expected {N} operands")))
     }
 
     /// The first argument, which must be a tensor, whatever its name.
