@@ -20,82 +20,53 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results(
         "aten.scaled_dot_product_attention aten._scaled_dot_product_attention_math",
         "attention",
-        |c| attention_alone(c, MaskArgument::Named("attn_mask")),
+        |c| {
+            c.require_results_unread_from(1)?;
+            attention(c)
+        },
     ),
-    row_of_results("aten._scaled_dot_product_flash_attention", "attention", |c| {
-        fused_attention(c, MaskArgument::Absent)
-    }),
-    row_of_results("aten._scaled_dot_product_flash_attention_for_cpu", "attention", |c| {
-        fused_attention(c, MaskArgument::Named("attn_mask"))
-    }),
     row_of_results(
-        "aten._scaled_dot_product_efficient_attention aten._scaled_dot_product_fused_attention_overrideable",
+        "aten._scaled_dot_product_flash_attention aten._scaled_dot_product_flash_attention_for_cpu \
+         aten._scaled_dot_product_efficient_attention aten._scaled_dot_product_cudnn_attention \
+         aten._scaled_dot_product_fused_attention_overrideable",
         "attention",
-        |c| fused_attention(c, MaskArgument::Named("attn_bias")),
+        fused_attention,
     ),
-    row_of_results("aten._scaled_dot_product_cudnn_attention", "attention", |c| {
-        fused_attention(c, MaskArgument::OfCudnn)
-    }),
-    row_of_results("aten._scaled_dot_product_flash_attention_backward", "attention_gradient", |c| {
-        gradient(c, "grad_out", MaskArgument::Absent)
-    }),
-    row_of_results("aten._scaled_dot_product_flash_attention_for_cpu_backward", "attention_gradient", |c| {
-        gradient(c, "grad_out", MaskArgument::Named("attn_mask"))
-    }),
-    row_of_results("aten._scaled_dot_product_efficient_attention_backward", "attention_gradient", |c| {
-        gradient(c, "grad_out_", MaskArgument::Named("attn_bias"))
-    }),
-    row_of_results("aten._scaled_dot_product_cudnn_attention_backward", "attention_gradient", |c| {
-        gradient(c, "grad_out", MaskArgument::OfCudnn)
-    }),
     row_of_results(
-        "aten._scaled_dot_product_fused_attention_overrideable_backward",
+        "aten._scaled_dot_product_flash_attention_backward \
+         aten._scaled_dot_product_flash_attention_for_cpu_backward \
+         aten._scaled_dot_product_efficient_attention_backward \
+         aten._scaled_dot_product_cudnn_attention_backward \
+         aten._scaled_dot_product_fused_attention_overrideable_backward",
         "attention_gradient",
-        |c| gradient(c, "grad_out", MaskArgument::Named("attn_bias")),
+        gradient,
     ),
 ];
 
-/// The argument in which a kernel takes its mask.
-#[derive(Clone, Copy)]
-enum MaskArgument {
-    Absent,
-    Named(&'static str),
-    /// The argument of cuDNN's kernel ([`cudnn_mask`]).
-    OfCudnn,
-}
-
-impl MaskArgument {
-    fn read(self, c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
-        match self {
-            MaskArgument::Absent => Ok(None),
-            MaskArgument::Named(name) => c.opt_tensor(name),
-            MaskArgument::OfCudnn => cudnn_mask(c),
-        }
+/// The mask, in the argument in which the kernel takes it.
+fn read_mask(c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
+    if c.node.target.contains("_cudnn_") {
+        return cudnn_mask(c);
     }
-}
-
-/// Attention whose other results are not read.
-fn attention_alone(c: &mut OpCall<'_, '_>, mask: MaskArgument) -> RuleResult {
-    c.require_results_unread_from(1)?;
-    attention(c, mask)
+    Ok(c.opt_tensor("attn_mask")?.or(c.opt_tensor("attn_bias")?))
 }
 
 /// Attention with the additional results that the kernel for its gradient reads.
-fn fused_attention(c: &mut OpCall<'_, '_>, mask: MaskArgument) -> RuleResult {
+fn fused_attention(c: &mut OpCall<'_, '_>) -> RuleResult {
     for result in 2..c.result_count() {
         random_state(c, result)?;
     }
     let computed = c.bool_or("compute_log_sumexp", true)? && c.bool_or("compute_logsumexp", true)?;
     unsupported_if!(c.is_result_read(1) && !computed, "the log-sum-exp is used, but was not requested");
-    attention(c, mask)
+    attention(c)
 }
 
-fn attention(c: &mut OpCall<'_, '_>, mask: MaskArgument) -> RuleResult {
+fn attention(c: &mut OpCall<'_, '_>) -> RuleResult {
     // The extents say whether heads are grouped. The other arguments are about results that are not read.
     c.ignore(&["enable_gqa", "compute_log_sumexp", "compute_logsumexp", "return_debug_mask"]);
     require_no_dropout(c)?;
     let [q, k, v] = c.tensors_named(["query", "key", "value"])?;
-    let mask = mask.read(c)?;
+    let mask = read_mask(c)?;
     let causal = c.bool_or("is_causal", false)?;
     let rank = c.rank(q);
     invalid_if!(rank < 2, "expected a query of at least two axes, found {rank}");
@@ -220,16 +191,17 @@ fn from_declared_log_sum_exp(c: &mut OpCall<'_, '_>, sums: ValueId, q: ValueId) 
     c.cast(sums, c.dtype(q).compute_dtype())
 }
 
-fn gradient(c: &mut OpCall<'_, '_>, of_result: &str, mask: MaskArgument) -> RuleResult {
+fn gradient(c: &mut OpCall<'_, '_>) -> RuleResult {
     let unread = ["cum_seq_q", "cum_seq_k", "max_q", "max_k", "philox_seed", "philox_offset"];
     c.ignore(&unread);
     // The reads of the results already say which gradients are wanted.
     c.ignore(&["grad_input_mask"]);
     c.require_results_unread_from(3)?;
     require_no_dropout(c)?;
-    let of_result = c.tensor(of_result)?;
+    let of_result = c.opt_tensor("grad_out_")?;
+    let of_result = of_result.map_or_else(|| c.tensor("grad_out"), Ok)?;
     let [result, q, k, v] = c.tensors_named(["out", "query", "key", "value"])?;
-    let mask = mask.read(c)?;
+    let mask = read_mask(c)?;
     let causal = c.bool_or("is_causal", false)?;
     invalid_if!(c.rank(q) < 3, "expected a query of at least three axes, found {}", c.rank(q));
     let scale = c.attention_scale(q, c.opt_scalar("scale")?.map(Scalar::as_f64))?;

@@ -6,22 +6,17 @@ use symmc_import::emit::extent_product;
 use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported};
 use symmc_ir::{Dim, ReductionKind, ValueId};
 
-use super::windows::{WindowGeometry, transposed_columns, window_columns};
+use super::windows::{WindowGeometry, axes_in_name, transposed_columns, window_columns};
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleResult, Term};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row("aten.conv1d.default", "pad, slice, concat, matmul_unrounded, add, cast", |c| {
-        convolution(c, Some(1))
-    }),
-    row("aten.conv2d.default", "pad, slice, concat, matmul_unrounded, add, cast", |c| {
-        convolution(c, Some(2))
-    }),
-    row("aten.conv3d.default", "pad, slice, concat, matmul_unrounded, add, cast", |c| {
-        convolution(c, Some(3))
-    }),
-    row("aten.convolution", "pad, slice, concat, matmul_unrounded, add, cast", |c| convolution(c, None)),
+    row(
+        "aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.convolution",
+        "pad, slice, concat, matmul_unrounded, add, cast",
+        convolution,
+    ),
     row_of_results("aten.convolution_backward", "pad, slice, concat, matmul, sum", backward),
 ];
 
@@ -156,11 +151,14 @@ impl ConvolutionLayout {
     }
 }
 
-/// A convolution over `axes` axes, or as many as the kernel has.
-fn convolution(c: &mut OpCall<'_, '_>, axes: Option<usize>) -> EmitResult {
+/// A convolution over as many axes as the name of the operator says, or as the kernel has.
+fn convolution(c: &mut OpCall<'_, '_>) -> EmitResult {
     let [x, w] = c.tensors_named(["input", "weight"])?;
     let bias = c.opt_tensor("bias")?;
-    let n = axes.unwrap_or(c.rank(w).saturating_sub(2));
+    let n = match axes_in_name(c) {
+        0 => c.rank(w).saturating_sub(2),
+        axes => axes,
+    };
     invalid_if!(
         n == 0 || c.rank(w) != n + 2 || !(c.rank(x) == n + 2 || c.rank(x) == n + 1),
         "expected {} axes, found {rank} and a kernel of {kernel}",
@@ -180,14 +178,9 @@ fn convolution(c: &mut OpCall<'_, '_>, axes: Option<usize>) -> EmitResult {
     } else {
         layout.forward_convolution(c, x, w)?
     };
-    let bias = match bias {
-        Some(b) => {
-            let mut column = vec![Dim::from(1); n + 1];
-            column[0] = c.extent(y, 1);
-            Some(c.reshape(b, column)?)
-        }
-        None => None,
-    };
+    let mut column = vec![Dim::from(1); n + 1];
+    column[0] = c.extent(y, 1);
+    let bias = bias.map(|b| c.reshape(b, column)).transpose()?;
     let y = c.scale_and_add(y, 1.0, bias, 1.0, dtype)?;
     let y = if single { c.drop_axis(y, 0)? } else { y };
     Ok(y)

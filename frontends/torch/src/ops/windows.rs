@@ -8,20 +8,30 @@ use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row("aten.avg_pool2d.default", "pad, slice, concat, sum", |c| average_pool(c, 2)),
-    row("aten.avg_pool3d.default", "pad, slice, concat, sum", |c| average_pool(c, 3)),
-    row("aten.avg_pool2d_backward.default", "pad, slice, concat, sum", |c| average_pool_backward(c, 2)),
-    row("aten.avg_pool3d_backward.default", "pad, slice, concat, sum", |c| average_pool_backward(c, 3)),
+    row("aten.avg_pool2d.default aten.avg_pool3d.default", "pad, slice, concat, sum", average_pool),
+    row(
+        "aten.avg_pool2d_backward.default aten.avg_pool3d_backward.default",
+        "pad, slice, concat, sum",
+        average_pool_backward,
+    ),
     row("aten.col2im", "slice, pad, add", fold),
-    row_of_results("aten.max_pool2d_with_indices.default", "pad, slice, concat, max, argmax", |c| {
-        max_pool(c, 2)
-    }),
-    row_of_results("aten.max_pool3d_with_indices.default", "pad, slice, concat, max, argmax", |c| {
-        max_pool(c, 3)
-    }),
-    row("aten.max_pool2d_with_indices_backward.default", "scatter", |c| max_pool_backward(c, 2)),
-    row("aten.max_pool3d_with_indices_backward.default", "scatter", |c| max_pool_backward(c, 3)),
+    row_of_results(
+        "aten.max_pool2d_with_indices.default aten.max_pool3d_with_indices.default",
+        "pad, slice, concat, max, argmax",
+        max_pool,
+    ),
+    row(
+        "aten.max_pool2d_with_indices_backward.default aten.max_pool3d_with_indices_backward.default",
+        "scatter",
+        max_pool_backward,
+    ),
 ];
+
+/// The number of axes of windows in the name of an operator, such as 2 in `aten.conv2d`. 0 if it has none.
+pub(super) fn axes_in_name(c: &OpCall<'_, '_>) -> usize {
+    let digits = c.node.target.as_bytes().windows(2).filter(|w| w[0].is_ascii_digit() && w[1] == b'd');
+    digits.map(|w| usize::from(w[0] - b'0')).next().unwrap_or(0)
+}
 
 /// The largest number of elements of a window. Each element is a slice.
 const MOST: i64 = 128;
@@ -429,7 +439,8 @@ fn divide_by_counts(
     c.binary(BinaryOp::Div, y, count)
 }
 
-fn average_pool(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
+fn average_pool(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let n = axes_in_name(c);
     let x = c.first_tensor()?;
     let mut windows = pool_windows(c, n)?;
     let mut shape = c.shape(x);
@@ -447,7 +458,8 @@ fn average_pool(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
     c.cast(y, dtype)
 }
 
-fn average_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
+fn average_pool_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let n = axes_in_name(c);
     let [gradient, x] = c.tensors_named(["grad_output", "self"])?;
     let mut windows = pool_windows(c, n)?;
     let shape = c.shape(x);
@@ -466,7 +478,8 @@ fn average_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
 
 /// The largest element under each window, and its position in the operand, in row-major order of the axes of
 /// windows.
-fn max_pool(c: &mut OpCall<'_, '_>, n: usize) -> RuleResult {
+fn max_pool(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let n = axes_in_name(c);
     let x = c.first_tensor()?;
     let mut windows = pool_windows(c, n)?;
     let mut shape = c.shape(x);
@@ -516,7 +529,8 @@ fn element_positions(
     Ok(position)
 }
 
-fn max_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
+fn max_pool_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let n = axes_in_name(c);
     // The indices already contain the positions of the windows.
     c.ignore(&["kernel_size", "stride", "padding", "dilation", "ceil_mode"]);
     let [gradient, x, places] = c.tensors_named(["grad_output", "self", "indices"])?;
