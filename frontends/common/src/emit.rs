@@ -151,48 +151,6 @@ pub trait Emit {
         self.emit(op.name(), Op::BinaryScalar { op, scalar: s.convert_to(dtype), scalar_left: true }, &[x])
     }
 
-    /// The quotient of two integers, rounded towards zero.
-    fn truncated_quotient(&mut self, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
-        let floor = self.binary(BinaryOp::FloorDiv, x, y)?;
-        if self.is_non_negative(x) && self.is_non_negative(y) {
-            return Ok(floor);
-        }
-        // The floor is one less than the truncation if the quotient is negative and not exact.
-        let negative = self.binary_scalar(BinaryOp::Lt, floor, Scalar::Int(0))?;
-        let below = self.inexact_and(x, y, negative)?;
-        self.binary(BinaryOp::Add, floor, below)
-    }
-
-    /// The remainder of two integers, with the sign of `x`. (The least integer has no magnitude.)
-    fn truncated_remainder(&mut self, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
-        let remainder = self.binary(BinaryOp::Rem, x, y)?;
-        let low_x = self.binary_scalar(BinaryOp::Lt, x, Scalar::Int(0))?;
-        let low_y = self.binary_scalar(BinaryOp::Lt, y, Scalar::Int(0))?;
-        let signs_differ = self.binary(BinaryOp::Xor, low_x, low_y)?;
-        let correction = self.inexact_and(x, y, signs_differ)?;
-        let excess = self.binary(BinaryOp::Mul, correction, y)?;
-        self.binary(BinaryOp::Sub, remainder, excess)
-    }
-
-    /// The remainder of two floats, with the sign of `x`.
-    fn float_remainder(&mut self, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
-        let size = self.unary(UnaryOp::Abs, x)?;
-        let divisor = self.unary(UnaryOp::Abs, y)?;
-        let remainder = self.binary(BinaryOp::Rem, size, divisor)?;
-        // Zeros have signs as well: those of their reciprocals.
-        let sign = self.unary(UnaryOp::Reciprocal, x)?;
-        let sign = self.unary(UnaryOp::Sign, sign)?;
-        self.binary(BinaryOp::Mul, remainder, sign)
-    }
-
-    /// 1 if the division of two integers has a remainder and `also` holds, else 0, element by element.
-    fn inexact_and(&mut self, x: ValueId, y: ValueId, also: ValueId) -> EmitResult<Self::Error> {
-        let remainder = self.binary(BinaryOp::Rem, x, y)?;
-        let has_remainder = self.binary_scalar(BinaryOp::Ne, remainder, Scalar::Int(0))?;
-        let condition = self.binary(BinaryOp::And, has_remainder, also)?;
-        self.cast(condition, self.dtype(x))
-    }
-
     fn binary_float(&mut self, op: BinaryOp, x: ValueId, y: f64) -> EmitResult<Self::Error> {
         self.binary_scalar(op, x, Scalar::Float(FloatAttribute(y)))
     }
@@ -591,49 +549,6 @@ pub trait Emit {
             operands.push(self.cast(b, dtype)?);
         }
         self.emit("layer_norm", Op::LayerNorm { axes, eps: FloatAttribute(eps) }, &operands)
-    }
-
-    /// The mean over the last `axes` axes, and `1 / sqrt(variance + eps)`. Both are in the compute dtype and
-    /// keep those axes.
-    fn mean_and_inverse_std(
-        &mut self,
-        x: ValueId,
-        axes: usize,
-        eps: f64,
-    ) -> RuleResult<(ValueId, ValueId), Self::Error> {
-        let x = self.cast(x, self.dtype(x).compute_dtype())?;
-        let last_axes = (self.rank(x).saturating_sub(axes)..self.rank(x)).collect();
-        let mean = self.reduce(ReductionKind::Mean, x, last_axes, true)?;
-        let centred = self.binary(BinaryOp::Sub, x, mean)?;
-        Ok((mean, self.inverse_rms(centred, axes, eps)?))
-    }
-
-    /// `1 / sqrt(mean(x²) + eps)` over the last `axes` axes, in the compute dtype. It keeps those axes.
-    fn inverse_rms(&mut self, x: ValueId, axes: usize, eps: f64) -> EmitResult<Self::Error> {
-        let x = self.cast(x, self.dtype(x).compute_dtype())?;
-        let last_axes = (self.rank(x).saturating_sub(axes)..self.rank(x)).collect();
-        let squares = self.binary(BinaryOp::Mul, x, x)?;
-        let mean = self.reduce(ReductionKind::Mean, squares, last_axes, true)?;
-        let shifted = self.binary_float(BinaryOp::Add, mean, eps)?;
-        self.unary(UnaryOp::Rsqrt, shifted)
-    }
-
-    /// `log(sum(exp(x)))` over `axes`, computed as `shift + log(sum(exp(x - shift)))`.
-    fn log_sum_exp(
-        &mut self,
-        x: ValueId,
-        shift: ValueId,
-        axes: Vec<usize>,
-        keep: bool,
-    ) -> EmitResult<Self::Error> {
-        let e = self.binary(BinaryOp::Sub, x, shift)?;
-        let e = self.unary(UnaryOp::Exp, e)?;
-        let sum = self.reduce(ReductionKind::Sum, e, axes.clone(), true)?;
-        let l = self.unary(UnaryOp::Log, sum)?;
-        let y = self.binary(BinaryOp::Add, l, shift)?;
-        let shape = self.shape(y).into_iter().enumerate();
-        let extents = shape.filter(|(axis, _)| keep || !axes.contains(axis)).map(|(_, extent)| extent);
-        self.reshape(y, extents.collect())
     }
 
     /// Reshapes `[n, channels, …]` to `[n, groups, elements of a group]`.

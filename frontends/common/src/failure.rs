@@ -30,3 +30,35 @@ impl<E> From<BuildError> for RuleFailure<E> {
         RuleFailure::Invalid(e.message)
     }
 }
+
+/// The failure of a rule whose node is invalid, with a message as in `format!`.
+#[macro_export]
+macro_rules! invalid {
+    ($($message:tt)+) => { Err($crate::RuleFailure::Invalid(format!($($message)+))) };
+}
+
+/// Returns from a rule whose node is invalid if a condition holds.
+#[macro_export]
+macro_rules! invalid_if {
+    ($condition:expr, $($message:tt)+) => {
+        if $condition {
+            return $crate::invalid!($($message)+);
+        }
+    };
+}
+
+/// The failure of a rule that does not cover what the node does, with a message as in `format!`.
+#[macro_export]
+macro_rules! unsupported {
+    ($($message:tt)+) => { Err($crate::RuleFailure::Opaque(format!($($message)+))) };
+}
+
+/// Returns from a rule that does not cover what the node does if a condition holds.
+#[macro_export]
+macro_rules! unsupported_if {
+    ($condition:expr, $($message:tt)+) => {
+        if $condition {
+            return $crate::unsupported!($($message)+);
+        }
+    };
+}

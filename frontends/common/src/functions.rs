@@ -1,96 +1,155 @@
-//! Functions of real numbers as compositions of ops, in forms that keep the precision of small results.
+//! Functions of real numbers as formulas, in forms that keep the precision of small results.
 
-use symmc_ir::{BinaryOp, FloatAttribute, Scalar, UnaryOp, ValueId};
+use crate::formula::Term;
 
-use crate::emit::Emit;
-use crate::failure::RuleResult;
-
-/// Emits functions that are not ops. Every method fails as those of [`Emit`].
-pub trait EmitFunctions: Emit {
+impl<E> Term<'_, E> {
     /// `exp(x) - 1`, computed as `tanh(x / 2) * (exp(x) + 1)`, which keeps the precision of small numbers.
-    fn expm1(&mut self, x: ValueId) -> RuleResult<ValueId, Self::Error> {
-        let half = self.binary_float(BinaryOp::Mul, x, 0.5)?;
-        let tanh = self.unary(UnaryOp::Tanh, half)?;
-        let exp = self.unary(UnaryOp::Exp, x)?;
-        let above = self.binary_float(BinaryOp::Add, exp, 1.0)?;
-        self.binary(BinaryOp::Mul, tanh, above)
+    pub fn expm1(self) -> Self {
+        (self * 0.5).tanh() * (self.exp() + 1.0)
     }
 
     /// `log(1 + x)`. Let `d` be the part of `x` that `1 + x` has after rounding: the ratio of `log(1 + d)` and `d` is that
     /// of `log(1 + x)` and `x`, and is 1 where `d` is 0.
-    fn log1p(&mut self, x: ValueId) -> RuleResult<ValueId, Self::Error> {
-        let above = self.binary_float(BinaryOp::Add, x, 1.0)?;
-        let rounded = self.binary_float(BinaryOp::Sub, above, 1.0)?;
-        let log = self.unary(UnaryOp::Log, above)?;
-        let ratio = self.binary(BinaryOp::Div, x, rounded)?;
-        let scaled = self.binary(BinaryOp::Mul, log, ratio)?;
+    pub fn log1p(self) -> Self {
+        let above = self + 1.0;
+        let rounded = above - 1.0;
+        let log = above.log();
+        let scaled = log * (self / rounded);
         // The ratio is 1, and not infinity by itself.
-        let is_exact = self.binary(BinaryOp::Eq, rounded, x)?;
-        let log = self.select(is_exact, log, scaled)?;
-        let is_lost = self.binary_float(BinaryOp::Eq, rounded, 0.0)?;
-        self.select(is_lost, x, log)
+        let log = rounded.eq(self).select(log, scaled);
+        rounded.eq(0.0).select(self, log)
+    }
+
+    /// `log(1 + exp(beta * x)) / beta`, and `x` where `beta * x` exceeds the threshold.
+    pub fn softplus(self, beta: f64, threshold: f64) -> Self {
+        let z = self * beta;
+        let is_linear = z.gt(threshold);
+        is_linear.select(self, z.exp().log1p() * (1.0 / beta))
     }
 
     /// The hyperbolic sine, as `tanh(x / 2) * (1 + cosh(x))`, which keeps the precision of small numbers.
-    fn sinh(&mut self, x: ValueId) -> RuleResult<ValueId, Self::Error> {
-        let half = self.binary_float(BinaryOp::Mul, x, 0.5)?;
-        let tanh = self.unary(UnaryOp::Tanh, half)?;
-        let cosh = self.cosh(x)?;
-        let above = self.binary_float(BinaryOp::Add, cosh, 1.0)?;
-        self.binary(BinaryOp::Mul, tanh, above)
+    pub fn sinh(self) -> Self {
+        (self * 0.5).tanh() * (self.cosh() + 1.0)
     }
 
-    fn cosh(&mut self, x: ValueId) -> RuleResult<ValueId, Self::Error> {
-        let opposite = self.unary(UnaryOp::Neg, x)?;
-        let growing = self.unary(UnaryOp::Exp, x)?;
-        let falling = self.unary(UnaryOp::Exp, opposite)?;
-        let sum = self.binary(BinaryOp::Add, growing, falling)?;
-        self.binary_float(BinaryOp::Mul, sum, 0.5)
+    pub fn cosh(self) -> Self {
+        let opposite = -self;
+        (self.exp() + opposite.exp()) * 0.5
+    }
+
+    pub fn tan(self) -> Self {
+        self.sin() / self.cos()
     }
 
     /// `1 - erf(x)`. From `start` on a continued fraction of so many `terms` keeps the precision of small results
     /// (Abramowitz and Stegun 7.1.14).
-    fn complementary_erf(&mut self, x: ValueId, start: f64, terms: u32) -> RuleResult<ValueId, Self::Error> {
-        let erf = self.unary(UnaryOp::Erf, x)?;
-        let near = self.scalar_binary(BinaryOp::Sub, Scalar::Int(1), erf)?;
-        let mut tail = x;
-        for k in (1..=terms).rev() {
-            let term =
-                self.scalar_binary(BinaryOp::Div, Scalar::Float(FloatAttribute(f64::from(k) / 2.0)), tail)?;
-            tail = self.binary(BinaryOp::Add, x, term)?;
-        }
-        let square = self.binary(BinaryOp::Mul, x, x)?;
-        let square = self.unary(UnaryOp::Neg, square)?;
-        let density = self.unary(UnaryOp::Exp, square)?;
-        let density = self.binary_float(BinaryOp::Mul, density, std::f64::consts::FRAC_2_SQRT_PI / 2.0)?;
-        let far = self.binary(BinaryOp::Div, density, tail)?;
-        let is_far = self.binary_float(BinaryOp::Ge, x, start)?;
-        self.select(is_far, far, near)
+    pub fn complementary_erf(self, start: f64, terms: u32) -> Self {
+        let near = 1.0 - self.erf();
+        let tail = (1..=terms).rev().fold(self, |tail, k| self + f64::from(k) / 2.0 / tail);
+        let density = (-self.square()).exp() * (std::f64::consts::FRAC_2_SQRT_PI / 2.0);
+        let far = density / tail;
+        self.ge(start).select(far, near)
+    }
+
+    /// The inverse of `erf`: Winitzki's estimate, which is off by at most 2 in 1000, improved by Newton steps.
+    pub fn inverse_erf(self) -> Self {
+        const A: f64 = 0.147;
+        let log = (1.0 - self.square()).log();
+        let half = log * 0.5 + 2.0 / (std::f64::consts::PI * A);
+        let inner = (half.square() - log / A).sqrt();
+        // Rounding may give values slightly below zero.
+        let estimate = (inner - half).max(0.0).sqrt() * self.sign();
+        let newton_step = |x: Self, _| {
+            let error = x.erf() - self;
+            x - error * x.square().exp() * (std::f64::consts::PI.sqrt() / 2.0)
+        };
+        let x = (0..4).fold(estimate, newton_step);
+        let is_at_end = self.abs().eq(1.0);
+        is_at_end.select(self * f64::INFINITY, x)
     }
 
     /// The angle from -π/2 to π/2 that has this sine.
-    fn arc_sine(&mut self, sine: ValueId) -> RuleResult<ValueId, Self::Error> {
-        let (x, other) = self.triangle_legs(sine)?;
-        let angle = self.binary(BinaryOp::Atan2, x, other)?;
-        self.cast(angle, self.dtype(sine))
+    pub fn arc_sine(self) -> Self {
+        let (x, other) = self.triangle_legs();
+        x.atan2(other).cast(self.dtype())
     }
 
     /// The angle from 0 to π that has this cosine.
-    fn arc_cosine(&mut self, cosine: ValueId) -> RuleResult<ValueId, Self::Error> {
-        let (x, other) = self.triangle_legs(cosine)?;
-        let angle = self.binary(BinaryOp::Atan2, other, x)?;
-        self.cast(angle, self.dtype(cosine))
+    pub fn arc_cosine(self) -> Self {
+        let (x, other) = self.triangle_legs();
+        other.atan2(x).cast(self.dtype())
     }
 
     /// The legs of a right triangle whose hypotenuse is 1: `x` in its compute dtype, and the other leg
     /// `sqrt((1 - x) * (1 + x))`. That form has no cancellation.
-    fn triangle_legs(&mut self, x: ValueId) -> RuleResult<(ValueId, ValueId), Self::Error> {
-        let x = self.cast(x, self.dtype(x).compute_dtype())?;
-        let below = self.scalar_binary(BinaryOp::Sub, Scalar::Int(1), x)?;
-        let above = self.binary_float(BinaryOp::Add, x, 1.0)?;
-        let square = self.binary(BinaryOp::Mul, below, above)?;
-        Ok((x, self.unary(UnaryOp::Sqrt, square)?))
+    fn triangle_legs(self) -> (Self, Self) {
+        let x = self.cast(self.dtype().compute_dtype());
+        (x, ((1.0 - x) * (x + 1.0)).sqrt())
+    }
+
+    /// Whether the numbers are infinite.
+    pub fn is_infinite(self) -> Self {
+        self.abs().eq(f64::INFINITY)
+    }
+
+    /// The quotient of two integers, rounded towards zero.
+    pub fn truncated_quotient(self, y: Self) -> Self {
+        let floor = self.floor_div(y);
+        if self.is_non_negative() && y.is_non_negative() {
+            return floor;
+        }
+        // The floor is one less than the truncation if the quotient is negative and not exact.
+        let is_negative = floor.lt(0);
+        floor + self.inexact_and(y, is_negative)
+    }
+
+    /// The remainder of two integers, with the sign of `x`. (The least integer has no magnitude.)
+    pub fn truncated_remainder(self, y: Self) -> Self {
+        let remainder = self % y;
+        let signs_differ = self.lt(0) ^ y.lt(0);
+        remainder - self.inexact_and(y, signs_differ) * y
+    }
+
+    /// The remainder of two floats, with the sign of `x`.
+    pub fn float_remainder(self, y: Self) -> Self {
+        let remainder = self.abs() % y.abs();
+        // Zeros have signs as well: those of their reciprocals.
+        remainder * self.reciprocal().sign()
+    }
+
+    /// 1 if the division of two integers has a remainder and `also` holds, else 0, element by element.
+    fn inexact_and(self, y: Self, also: Self) -> Self {
+        ((self % y).ne(0) & also).cast(self.dtype())
+    }
+
+    /// The mean over the last `axes` axes, and `1 / sqrt(variance + eps)`. Both are in the compute dtype and
+    /// keep those axes.
+    pub fn mean_and_inverse_std(self, axes: usize, eps: f64) -> [Self; 2] {
+        let x = self.cast(self.dtype().compute_dtype());
+        let mean = x.mean(&x.last_axes(axes), true);
+        [mean, (x - mean).inverse_rms(axes, eps)]
+    }
+
+    /// `1 / sqrt(mean(x²) + eps)` over the last `axes` axes, in the compute dtype. It keeps those axes.
+    pub fn inverse_rms(self, axes: usize, eps: f64) -> Self {
+        let x = self.cast(self.dtype().compute_dtype());
+        (x.square().mean(&x.last_axes(axes), true) + eps).rsqrt()
+    }
+
+    fn last_axes(self, count: usize) -> Vec<usize> {
+        (self.rank().saturating_sub(count)..self.rank()).collect()
+    }
+
+    /// `log(sum(exp(x)))` over `axes`, computed as `shift + log(sum(exp(x - shift)))`.
+    pub fn log_sum_exp(self, shift: Self, axes: &[usize], keep: bool) -> Self {
+        let y = (self - shift).exp().sum(axes, true).log() + shift;
+        let shape = y.shape().into_iter().enumerate();
+        let extents = shape.filter(|(axis, _)| keep || !axes.contains(axis)).map(|(_, extent)| extent);
+        y.reshape(extents.collect())
+    }
+
+    /// `min(max(x, low), high)`.
+    pub fn clamp(self, low: f64, high: f64) -> Self {
+        self.max(low).min(high)
     }
 }
-
-impl<E: Emit> EmitFunctions for E {}

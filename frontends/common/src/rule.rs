@@ -12,8 +12,18 @@ use crate::failure::RuleResult;
 
 /// An importer's view of a node while its rule runs.
 pub trait RuleCall: Emit {
+    fn set_result(&mut self, result: usize, value: ValueId);
+
+    /// Sets the values of the first results.
+    fn set_results(&mut self, values: impl IntoIterator<Item = ValueId>) -> RuleResult<(), Self::Error> {
+        values.into_iter().enumerate().for_each(|(i, value)| self.set_result(i, value));
+        Ok(())
+    }
+
     /// Sets the value of the only result.
-    fn finish_with_value(&mut self, value: ValueId) -> RuleResult<(), Self::Error>;
+    fn set_only_result(&mut self, value: ValueId) -> RuleResult<(), Self::Error> {
+        self.set_results([value])
+    }
 
     fn compositions_mut(&mut self) -> &mut Compositions;
 
@@ -43,7 +53,7 @@ impl<V, R> OpRule<V, R> {
         match self {
             OpRule::Value(rule) => {
                 let value = rule(call)?;
-                call.finish_with_value(value)?;
+                call.set_only_result(value)?;
             }
             OpRule::Results(rule) => rule(call)?,
         }
@@ -55,10 +65,26 @@ impl<V, R> OpRule<V, R> {
 
 #[derive(Debug)]
 pub struct RuleRow<R> {
-    pub name: &'static str,
+    /// The names of the operators that have this rule, separated by spaces.
+    pub names: &'static str,
     /// The documentation of what a node becomes.
     pub becomes: &'static str,
     pub rule: R,
+}
+
+/// Whether a list of words, separated by spaces, has this one.
+pub fn has_word(list: &str, word: &str) -> bool {
+    list.split(' ').any(|w| w == word)
+}
+
+impl<R> RuleRow<R> {
+    pub fn has_name(&self, name: &str) -> bool {
+        has_word(self.names, name)
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &'static str> + use<R> {
+        self.names.split(' ')
+    }
 }
 
 pub struct RuleTables<R: 'static> {
@@ -76,12 +102,14 @@ impl<R> RuleTables<R> {
     }
 
     pub fn find_row(&self, name: &str) -> Option<&'static RuleRow<R>> {
-        let by_name = self.by_name.get_or_init(|| self.rows().map(|r| (r.name, r)).collect());
+        let by_name = self
+            .by_name
+            .get_or_init(|| self.rows().flat_map(|r| r.names().map(move |name| (name, r))).collect());
         by_name.get(name).copied()
     }
 
     pub fn supported(&self) -> Vec<(&'static str, &'static str)> {
-        self.rows().map(|r| (r.name, r.becomes)).collect()
+        self.rows().flat_map(|r| r.names().map(|name| (name, r.becomes))).collect()
     }
 }
 

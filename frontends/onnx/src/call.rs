@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use symmc_import::{Compositions, Emit, RuleCall};
+use symmc_import::{Compositions, Emit, RuleCall, invalid, unsupported, unsupported_if};
 use symmc_ir::{DType, Dim, GraphBuilder, InputKind, Scalar, Tensor, TensorType, ValueDef, ValueId};
 
 use crate::error::FailureReason;
@@ -43,7 +43,7 @@ pub(crate) const fn row(
     becomes: &'static str,
     value: RuleFn<ValueId>,
 ) -> RuleRow {
-    RuleRow { name, becomes, rule: VersionedRule { up_to, rule: OpRule::Value(value) } }
+    RuleRow { names: name, becomes, rule: VersionedRule { up_to, rule: OpRule::Value(value) } }
 }
 
 pub(crate) const fn row_of_results(
@@ -52,7 +52,7 @@ pub(crate) const fn row_of_results(
     becomes: &'static str,
     results: RuleFn<()>,
 ) -> RuleRow {
-    RuleRow { name, becomes, rule: VersionedRule { up_to, rule: OpRule::Results(results) } }
+    RuleRow { names: name, becomes, rule: VersionedRule { up_to, rule: OpRule::Results(results) } }
 }
 
 /// A node while its rule runs.
@@ -70,17 +70,13 @@ pub(crate) struct OpCall<'c, 'p> {
     first_new: usize,
 }
 
-fn fail_invalid<T>(message: String) -> RuleResult<T> {
-    Err(RuleFailure::Invalid(message))
-}
-
 fn require_operand<T>(i: usize, found: Option<T>) -> RuleResult<T> {
     found.ok_or_else(|| RuleFailure::Invalid(format!("expected an operand {i}, found none")))
 }
 
 impl RuleCall for OpCall<'_, '_> {
-    fn finish_with_value(&mut self, value: ValueId) -> RuleResult {
-        self.set_only_result(value)
+    fn set_result(&mut self, result: usize, value: ValueId) {
+        self.bind_result(result, NameBinding::Value(value));
     }
 
     fn compositions_mut(&mut self) -> &mut Compositions {
@@ -136,18 +132,18 @@ impl<'c, 'p> OpCall<'c, 'p> {
         let node = self.node;
         let read = self.read.take();
         for (i, name) in node.input.iter().enumerate() {
-            if !read.operands.contains(&i) && self.operand_name(i).is_some() {
-                return Err(RuleFailure::Opaque(format!("operand {i} (`{name}`) is not supported")));
-            }
+            unsupported_if!(
+                !read.operands.contains(&i) && self.operand_name(i).is_some(),
+                "operand {i} (`{name}`) is not supported"
+            );
         }
         for (_, a) in node.attribute.iter().enumerate().filter(|(i, _)| !read.attributes.contains(i)) {
             let Some(attribute) = self.resolve_attribute(a) else { continue };
-            if !self.schema.attribute(&a.name).is_some_and(|s| s.is_default(attribute)) {
-                return Err(RuleFailure::Opaque(format!(
-                    "the attribute {} is not supported",
-                    describe_attribute(attribute)
-                )));
-            }
+            unsupported_if!(
+                !self.schema.attribute(&a.name).is_some_and(|s| s.is_default(attribute)),
+                "the attribute {} is not supported",
+                describe_attribute(attribute)
+            );
         }
         Ok(())
     }
@@ -170,10 +166,16 @@ impl<'c, 'p> OpCall<'c, 'p> {
         require_operand(i, self.opt_tensor(i)?)
     }
 
+    /// The first operands, which must be tensors.
+    pub fn first_tensors<const N: usize>(&mut self) -> RuleResult<[ValueId; N]> {
+        let values = (0..N).map(|i| self.tensor(i)).collect::<RuleResult<Vec<_>>>()?;
+        values.try_into().map_err(|_| RuleFailure::Invalid(format!("expected {N} operands")))
+    }
+
     pub fn tensors(&mut self) -> RuleResult<Vec<ValueId>> {
         let count = self.node.input.len();
         if count == 0 {
-            return fail_invalid("expected at least one operand, found none".into());
+            return invalid!("expected at least one operand, found none");
         }
         (0..count).map(|i| self.tensor(i)).collect()
     }
@@ -230,7 +232,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
     pub fn ints(&mut self, i: usize, what: &str) -> RuleResult<SymbolicInts> {
         match self.opt_ints(i, what)? {
             Some(ints) => Ok(ints),
-            None => fail_invalid(format!("expected {what} as operand {i}, found none")),
+            None => invalid!("expected {what} as operand {i}, found none"),
         }
     }
 
@@ -252,7 +254,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
         } else {
             "it depends on data"
         };
-        Err(RuleFailure::Opaque(format!("`{name}` ({what}) is not known at import: {why}")))
+        unsupported!("`{name}` ({what}) is not known at import: {why}")
     }
 
     /// The elements of an optional integer operand. Fails if they are not constants.
@@ -299,7 +301,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
     ) -> RuleResult<Option<&'p proto::AttributeProto>> {
         match self.attribute(name) {
             Some(a) if a.r#type != expected => {
-                fail_invalid(format!("expected {what} as `{name}`, found {}", describe_attribute(a)))
+                invalid!("expected {what} as `{name}`, found {}", describe_attribute(a))
             }
             found => Ok(found),
         }
@@ -345,9 +347,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     pub fn attribute_data(&self, name: &str) -> RuleResult<Option<Arc<Tensor>>> {
         let Some(a) = self.typed_attribute(name, kind::TENSOR, "a tensor")? else { return Ok(None) };
-        let Some(t) = a.t.as_deref() else {
-            return fail_invalid(format!("expected a tensor as `{name}`, found none"));
-        };
+        let Some(t) = a.t.as_deref() else { return invalid!("expected a tensor as `{name}`, found none") };
         let data = self.lowering.tensor_files.read_tensor(t);
         data.map(Some).map_err(|m| RuleFailure::Invalid(format!("`{name}`: {m}")))
     }
@@ -356,7 +356,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
         let Some(code) = self.opt_int(name)? else { return Ok(None) };
         match tensor_data::dtype_from_code(i32::try_from(code).unwrap_or(-1)) {
             Ok(d) => Ok(Some(d)),
-            Err(found) => Err(RuleFailure::Opaque(format!("{found} is not supported"))),
+            Err(found) => unsupported!("{found} is not supported"),
         }
     }
 
@@ -405,25 +405,15 @@ impl<'c, 'p> OpCall<'c, 'p> {
         }
     }
 
-    pub fn set_result(&mut self, result: usize, value: ValueId) {
-        self.bind_result(result, NameBinding::Value(value));
-    }
-
     pub fn set_known(&mut self, result: usize, known: KnownValue) {
         self.bind_result(result, NameBinding::Known(known, None));
-    }
-
-    /// Sets the value of the only result.
-    pub fn set_only_result(&mut self, value: ValueId) -> RuleResult {
-        self.set_result(0, value);
-        Ok(())
     }
 
     pub fn sequence(&mut self, i: usize) -> RuleResult<Vec<ValueId>> {
         let name = require_operand(i, self.operand_name(i))?;
         match self.lowering.resolve_name(name)? {
             NameBinding::Sequence(tensors) => Ok(tensors),
-            _ => fail_invalid(format!("expected a sequence, found the tensor `{name}`")),
+            _ => invalid!("expected a sequence, found the tensor `{name}`"),
         }
     }
 

@@ -5,6 +5,7 @@ use crate::node::{describe_attribute, node_label, normalize_domain};
 use crate::proto;
 use crate::scope::{NameBinding, NameScope};
 use crate::versions;
+use symmc_import::{invalid, invalid_if, unsupported};
 
 const MAX_DEPTH: usize = 32;
 
@@ -26,21 +27,19 @@ pub(crate) fn find_inlined_body<'p>(
     if !domain.is_empty() || node.op_type != "If" {
         return Ok(None);
     }
-    let Some(condition) = node.input.first() else {
-        return Err(RuleFailure::Invalid("expected a condition, found none".into()));
-    };
+    let Some(condition) = node.input.first() else { return invalid!("expected a condition, found none") };
     let name = match lowering.resolve_name(condition)? {
         NameBinding::Known(value, _) => match value.as_ints().as_ref().map(|i| i.dims.as_slice()) {
             Some([one]) if one.as_const() == Some(0) => "else_branch",
             Some([one]) if one.as_const().is_some() => "then_branch",
-            _ => return Err(RuleFailure::Opaque("the condition is not a single constant".into())),
+            _ => return unsupported!("the condition is not a single constant"),
         },
-        _ => return Err(RuleFailure::Opaque("the condition depends on data".into())),
+        _ => return unsupported!("the condition depends on data"),
     };
     let branch = node.attribute.iter().find(|a| a.name == name).and_then(|a| a.g.as_deref());
     match branch {
         Some(graph) => Ok(Some(InlinedBody::Branch(graph))),
-        None => Err(RuleFailure::Invalid(format!("expected a graph as `{name}`, found none"))),
+        None => invalid!("expected a graph as `{name}`, found none"),
     }
 }
 
@@ -57,9 +56,7 @@ pub(crate) fn prepare_body<'p>(
     node: &'p proto::NodeProto,
     body: InlinedBody<'p>,
 ) -> RuleResult<BodyScope<'p>> {
-    if lowering.outer.len() >= MAX_DEPTH {
-        return Err(RuleFailure::Invalid(format!("calls are nested more than {MAX_DEPTH} deep")));
-    }
+    invalid_if!(lowering.outer.len() >= MAX_DEPTH, "calls are nested more than {MAX_DEPTH} deep");
     let prefix = format!("{}{}.", lowering.scope.prefix, node_label(node));
     match body {
         InlinedBody::Function(function) => {
@@ -85,16 +82,18 @@ fn function_scope<'p>(
     function: &'p proto::FunctionProto,
     prefix: String,
 ) -> RuleResult<NameScope<'p>> {
-    if node.input.len() > function.input.len() {
-        let expected = function.input.len();
-        let count = node.input.len();
-        return Err(RuleFailure::Invalid(format!("expected at most {expected} operands, found {count}")));
-    }
-    if node.output.len() > function.output.len() {
-        let expected = function.output.len();
-        let count = node.output.len();
-        return Err(RuleFailure::Invalid(format!("expected at most {expected} results, found {count}")));
-    }
+    invalid_if!(
+        node.input.len() > function.input.len(),
+        "expected at most {expected} operands, found {count}",
+        expected = function.input.len(),
+        count = node.input.len()
+    );
+    invalid_if!(
+        node.output.len() > function.output.len(),
+        "expected at most {expected} results, found {count}",
+        expected = function.output.len(),
+        count = node.output.len()
+    );
     let mut opsets = lowering.scope.opsets.clone();
     opsets.extend(versions::opset_versions(&function.opset_import)?);
     let mut scope = NameScope::new(prefix, opsets);
@@ -105,12 +104,11 @@ fn function_scope<'p>(
     for passed in &node.attribute {
         let is_declared = function.attribute.contains(&passed.name)
             || function.attribute_proto.iter().any(|a| a.name == passed.name);
-        if !is_declared {
-            let attribute = describe_attribute(passed);
-            return Err(RuleFailure::Invalid(format!(
-                "expected an attribute of the function, found {attribute}"
-            )));
-        }
+        invalid_if!(
+            !is_declared,
+            "expected an attribute of the function, found {attribute}",
+            attribute = describe_attribute(passed)
+        );
         if let Some(resolved) = lowering.scope.resolve_attribute(passed) {
             scope.attributes.insert(&passed.name, resolved);
         }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_import::{Compositions, OpaqueOps, declared};
+use symmc_import::{Compositions, OpaqueOps, declared, invalid, unsupported, unsupported_if};
 use symmc_ir::{DType, Dim, GraphBuilder, InputKind, Op, Tensor, TensorType, ValueId};
 
 use crate::emit;
@@ -24,6 +24,8 @@ pub(crate) type RuleResult<T = ()> = symmc_import::RuleResult<T, FailureReason>;
 
 /// The result of a rule that emits one value.
 pub(crate) type EmitResult = RuleResult<ValueId>;
+
+pub(crate) type Term<'f> = symmc_import::Term<'f, FailureReason>;
 
 impl From<FailureReason> for RuleFailure {
     fn from(e: FailureReason) -> Self {
@@ -132,7 +134,7 @@ impl<'p> ImportLowering<'p> {
     /// The binding of a name. A stored tensor is read first.
     pub fn resolve_name(&mut self, name: &str) -> RuleResult<NameBinding<'p>> {
         let Some((level, key, binding)) = self.find_binding(name) else {
-            return Err(RuleFailure::Invalid(format!("`{name}` is not defined before it is used")));
+            return invalid!("`{name}` is not defined before it is used");
         };
         let NameBinding::Stored(tensor) = binding else { return Ok(binding) };
         let binding = self.load_stored(tensor, level)?;
@@ -172,9 +174,7 @@ impl<'p> ImportLowering<'p> {
             ));
         }
         let data = Arc::new(self.tensor_files.load_tensor(tensor).map_err(error)?);
-        if self.scratch {
-            return Err(RuleFailure::Opaque("the node reads a parameter".into()));
-        }
+        unsupported_if!(self.scratch, "the node reads a parameter");
         let source = match level {
             0 => name.to_string(),
             _ => self.unused_source_name(&format!(
@@ -218,13 +218,13 @@ impl<'p> ImportLowering<'p> {
                 }
                 Ok(value)
             }
-            NameBinding::Unavailable(why) => Err(RuleFailure::Invalid(format!("`{name}` is {why}"))),
-            NameBinding::Sequence(_) => Err(RuleFailure::Opaque(format!("`{name}` is a sequence"))),
+            NameBinding::Unavailable(why) => invalid!("`{name}` is {why}"),
+            NameBinding::Sequence(_) => unsupported!("`{name}` is a sequence"),
             NameBinding::Omitted => {
-                Err(RuleFailure::Invalid(format!("`{name}` is an input that the function call omits")))
+                invalid!("`{name}` is an input that the function call omits")
             }
             NameBinding::Stored(_) => {
-                Err(RuleFailure::Invalid(format!("stored tensor `{name}` was not read")))
+                invalid!("stored tensor `{name}` was not read")
             }
         }
     }

@@ -5,6 +5,7 @@
 //! checks each result against its declared type. An op without a rule becomes opaque if its result types are
 //! declared.
 
+use symmc_import::invalid;
 use symmc_ir::text::with_symbol_names;
 use symmc_ir::{DType, Op};
 
@@ -89,17 +90,14 @@ impl<'p> ImportLowering<'p> {
             return Err(RuleFailure::Opaque(why.into()));
         };
         let Some(version) = self.scope.opsets.get(normalize_domain(&node.domain)).copied() else {
-            return Err(RuleFailure::Invalid(format!(
-                "expected an opset_import for the domain `{}`, found none",
-                node.domain
-            )));
+            return invalid!("expected an opset_import for the domain `{}`, found none", node.domain);
         };
         let schema = ops::find_definition(row, version).map_err(RuleFailure::Invalid)?;
         schema
-            .check_node(row.name, node, |a| self.scope.resolve_attribute(a))
+            .check_node(row.names, node, |a| self.scope.resolve_attribute(a))
             .map_err(RuleFailure::Invalid)?;
         let dtypes: Vec<Option<DType>> = node.input.iter().map(|name| self.dtype_of(name)).collect();
-        schema.check_dtypes(row.name, &dtypes).map_err(RuleFailure::Invalid)?;
+        schema.check_dtypes(row.names, &dtypes).map_err(RuleFailure::Invalid)?;
         let mut call = OpCall::new(self, node, version, schema);
         if fold::fold_ints(&mut call)? || evaluate::fold_constants(&mut call, row.rule.rule)? {
             return call.finish();

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use symmc_import::Emit;
+use symmc_import::{Emit, RuleCall, has_word};
 use symmc_ir::{Dim, NodeId, Op, ValueDef, ValueId};
 
 use crate::call::OpCall;
@@ -29,62 +29,12 @@ const OWN_NAMESPACES: [&str; 5] =
     ["aten", "prims", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd"];
 
 /// The ops of these namespaces whose result is their operand or a view of it.
-const ALIASING_OPS: [&str; 54] = [
-    "_reshape_alias",
-    "adjoint",
-    "alias",
-    "as_strided",
-    "broadcast_to",
-    "chunk",
-    "detach",
-    "diagonal",
-    "dropout",
-    "expand",
-    "expand_as",
-    "feature_dropout",
-    "lift",
-    "lift_fresh",
-    "mT",
-    "moveaxis",
-    "movedim",
-    "narrow",
-    "numpy_T",
-    "permute",
-    "positive",
-    "select",
-    "slice",
-    "split",
-    "split_with_sizes",
-    "squeeze",
-    "swapaxes",
-    "swapdims",
-    "t",
-    "tensor_split",
-    "to",
-    "transpose",
-    "type_as",
-    "unbind",
-    "unflatten",
-    "unfold",
-    "unsafe_chunk",
-    "unsafe_split",
-    "unsqueeze",
-    "view",
-    "view_as",
-    "wait_tensor",
-    "_unsafe_view",
-    "device_put",
-    "broadcast_tensors",
-    "meshgrid",
-    "real",
-    "unsafe_split_with_sizes",
-    "view_of",
-    "wait_tensors",
-    "_wrap_tensor_autograd",
-    "imag",
-    "view_as_complex",
-    "view_as_real",
-];
+const ALIASING_OPS: &str = "_reshape_alias adjoint alias as_strided broadcast_to chunk detach diagonal dropout expand expand_as \
+     feature_dropout lift lift_fresh mT moveaxis movedim narrow numpy_T permute positive select slice \
+     split split_with_sizes squeeze swapaxes swapdims t tensor_split to transpose type_as unbind unflatten \
+     unfold unsafe_chunk unsafe_split unsqueeze view view_as wait_tensor _unsafe_view device_put \
+     broadcast_tensors meshgrid real unsafe_split_with_sizes view_of wait_tensors _wrap_tensor_autograd \
+     imag view_as_complex view_as_real";
 
 /// The ops whose result is a view if the strides of the operand allow it.
 const RESHAPING_OPS: [&str; 4] = ["flatten", "ravel", "reshape", "reshape_as"];
@@ -102,7 +52,7 @@ fn result_aliasing(c: &OpCall<'_, '_>) -> ResultAliasing {
     match op {
         "contiguous" => contiguous_aliasing(c).unwrap_or(ResultAliasing::Unknown),
         "to" if matches!(c.get("copy"), Some(Argument::Bool(true))) => ResultAliasing::Separate,
-        _ if ALIASING_OPS.contains(&op) => ResultAliasing::Shared,
+        _ if has_word(ALIASING_OPS, op) => ResultAliasing::Shared,
         _ => ResultAliasing::Separate,
     }
 }

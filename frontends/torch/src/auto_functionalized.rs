@@ -4,7 +4,7 @@
 //! writes (the *bases*). Each written argument is a view of a base. The results are those of the op, followed
 //! by the new bases.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, RuleCall, invalid, unsupported};
 use symmc_ir::ValueId;
 
 use crate::aliasing::ensure_separate;
@@ -43,13 +43,13 @@ pub(crate) fn lower_functionalized(c: &mut OpCall<'_, '_>, op: &str) -> RuleResu
         });
     }
     let Some(writes) = effects::find_op_writes(op) else {
-        return Err(RuleFailure::Opaque("this operator is not supported".into()));
+        return unsupported!("this operator is not supported");
     };
     let rule = match &writes.functional {
         Some(target) => ops::find_rule(target),
         None => ops::find_writing(op),
     };
-    let Some(rule) = rule else { return Err(RuleFailure::Opaque("this operator is not supported".into())) };
+    let Some(rule) = rule else { return unsupported!("this operator is not supported") };
     lower_written_bases(c, writes, |c| {
         operand_dtypes::check_operand_dtypes(c, writes.functional.as_deref().unwrap_or_default())?;
         rule.apply(c)
@@ -67,11 +67,7 @@ fn lower_written_bases<'c, 'p>(
     let mut arguments = Vec::with_capacity(written.len());
     for w in &written {
         let Some(&base) = bases.get(w.base) else {
-            return Err(RuleFailure::Invalid(format!(
-                "expected a base for `{}`, found {} bases",
-                w.name,
-                bases.len()
-            )));
+            return invalid!("expected a base for `{}`, found {} bases", w.name, bases.len());
         };
         arguments.push((w.name, read_view(c, base, w)?));
     }
@@ -131,7 +127,7 @@ fn written_arguments<'p>(c: &OpCall<'_, 'p>) -> RuleResult<Vec<WrittenArgument<'
     for input in &c.node.inputs {
         let name: &'p str = &input.name;
         if let Some(list) = name.strip_prefix('_').and_then(|n| n.strip_suffix("_length")) {
-            return Err(RuleFailure::Opaque(format!("writes to the list `{list}` are not supported")));
+            return unsupported!("writes to the list `{list}` are not supported");
         }
         let Some(argument) = name.strip_prefix('_').and_then(|n| n.strip_suffix("_base_index")) else {
             continue;
@@ -141,9 +137,7 @@ fn written_arguments<'p>(c: &OpCall<'_, 'p>) -> RuleResult<Vec<WrittenArgument<'
             .map_err(|_| RuleFailure::Invalid(format!("expected a base, found {base}")))?;
         let field = |suffix: &str| format!("_{argument}_{suffix}");
         let view = if c.get(&field("storage_offset")).is_some() {
-            return Err(RuleFailure::Opaque(format!(
-                "`{argument}` is a strided view, which is not supported"
-            )));
+            return unsupported!("`{argument}` is a strided view, which is not supported");
         } else if c.get(&field("slice_dim")).is_some() {
             let axis = c.int(&field("slice_dim"))?;
             BaseView::Slice { axis, start: c.dim(&field("slice_start"))?, end: c.dim(&field("slice_end"))? }

@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-use symmc_import::Emit;
+use symmc_import::{Emit, invalid, unsupported};
 use symmc_ir::{DType, Dim, Scalar, ValueId};
 
 use crate::dtype;
@@ -47,19 +47,19 @@ type RuleFn<T> = for<'a, 'c, 'p> fn(&'a mut OpCall<'c, 'p>) -> RuleResult<T>;
 
 pub(crate) type OpRule = symmc_import::OpRule<RuleFn<ValueId>, RuleFn<()>>;
 
-/// A row of a rule table: the target without `torch.ops.`, the ops that it becomes, and its rule.
+/// A row of a rule table: the targets without `torch.ops.`, the ops that they become, and their rule.
 pub(crate) type RuleRow = symmc_import::RuleRow<OpRule>;
 
-pub(crate) const fn row(name: &'static str, becomes: &'static str, value: RuleFn<ValueId>) -> RuleRow {
-    RuleRow { name, becomes, rule: OpRule::Value(value) }
+pub(crate) const fn row(names: &'static str, becomes: &'static str, value: RuleFn<ValueId>) -> RuleRow {
+    RuleRow { names, becomes, rule: OpRule::Value(value) }
 }
 
 pub(crate) const fn row_of_results(
-    name: &'static str,
+    names: &'static str,
     becomes: &'static str,
     results: RuleFn<()>,
 ) -> RuleRow {
-    RuleRow { name, becomes, rule: OpRule::Results(results) }
+    RuleRow { names, becomes, rule: OpRule::Results(results) }
 }
 
 /// A node while its rule runs.
@@ -76,7 +76,7 @@ pub(crate) struct OpCall<'c, 'p> {
     parts: Option<HashMap<&'p str, ValueId>>,
     /// The element of list arguments to use, while an op is applied to one element after the other.
     element: Option<usize>,
-    /// Pairs of the name that a rule asks for and the name that the op has for the argument.
+    /// Pairs of the name that a rule asks for and the names that ops have for the argument.
     renamed: &'static [(&'static str, &'static str)],
     read: RefCell<HashSet<&'p str>>,
     /// Whether all results are wanted, even if the program does not name them.
@@ -84,13 +84,9 @@ pub(crate) struct OpCall<'c, 'p> {
     /// Whether integer arguments are extents, so that one that depends on data stands for its capacity.
     pub extent_arguments: bool,
     results: Vec<Option<&'p str>>,
-    result_values: Vec<Option<ValueId>>,
+    pub result_values: Vec<Option<ValueId>>,
     /// Values from this index on were emitted by this call.
     first_new: usize,
-}
-
-fn fail_invalid<T>(message: String) -> RuleResult<T> {
-    Err(RuleFailure::Invalid(message))
 }
 
 fn require_argument<T>(name: &str, found: Option<T>) -> RuleResult<T> {
@@ -142,7 +138,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             rule.apply(self)?;
             match self.result(0) {
                 Some(value) => values.push(value),
-                None => return fail_invalid(format!("expected a result for element {i}, found none")),
+                None => return invalid!("expected a result for element {i}, found none"),
             }
         }
         self.element = None;
@@ -170,7 +166,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
     pub fn get(&self, name: &str) -> Option<&'p Argument<'p>> {
         let argument = self.read_input(name).or_else(|| {
             let names = self.renamed.iter().filter(|(requested, _)| *requested == name);
-            names.map(|(_, other)| other).find_map(|other| self.read_input(other))
+            names.flat_map(|(_, others)| others.split(' ')).find_map(|other| self.read_input(other))
         });
         argument.filter(|a| !matches!(a, Argument::None))
     }
@@ -213,7 +209,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             None => Ok(()),
             Some(i) => {
                 let argument = i.arg.describe();
-                fail_invalid(format!("the argument `{}` is not supported, found {argument}", &*i.name))
+                invalid!("the argument `{}` is not supported, found {argument}", &*i.name)
             }
         }
     }
@@ -249,10 +245,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             (Argument::Tensors(list), Some(i)) => match list.get(i) {
                 Some(t) => t,
                 None => {
-                    return Some(fail_invalid(format!(
-                        "expected a list of more than {i} tensors, found {}",
-                        list.len()
-                    )));
+                    return Some(invalid!("expected a list of more than {i} tensors, found {}", list.len()));
                 }
             },
             _ => return None,
@@ -265,7 +258,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
     }
 
     fn fail_argument_kind<T>(&self, name: &str, expected: &str, found: &Argument<'_>) -> RuleResult<T> {
-        fail_invalid(format!("expected {expected} as `{name}`, found {}", found.describe()))
+        invalid!("expected {expected} as `{name}`, found {}", found.describe())
     }
 
     fn tensor_value(&self, name: &str) -> EmitResult {
@@ -290,13 +283,19 @@ impl<'c, 'p> OpCall<'c, 'p> {
         require_argument(name, self.opt_tensor(name)?)
     }
 
+    /// The tensors in the arguments of these names.
+    pub fn tensors_named<const N: usize>(&self, names: [&str; N]) -> RuleResult<[ValueId; N]> {
+        let values = names.into_iter().map(|name| self.tensor(name)).collect::<RuleResult<Vec<_>>>()?;
+        values.try_into().map_err(|_| RuleFailure::Invalid(format!("expected {N} operands")))
+    }
+
     /// The first argument, which must be a tensor, whatever its name.
     pub fn first_tensor(&self) -> EmitResult {
         if let Some(value) = self.override_value("self").or_else(|| self.override_value("input")) {
             return Ok(value);
         }
         let Some(arg) = self.argument_at(0) else {
-            return fail_invalid("expected a tensor as first argument, found none".into());
+            return invalid!("expected a tensor as first argument, found none");
         };
         match self.element_tensor(arg) {
             Some(value) => value,
@@ -403,7 +402,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             Argument::SymFloat(s) => Scalar::Float(symmc_ir::FloatAttribute(self.sym_float(s)?)),
             Argument::SymInt(s) => match self.sym_size(s)?.as_const() {
                 Some(i) => Scalar::Int(i),
-                None => return Err(RuleFailure::Opaque(format!("`{name}` is a symbolic number"))),
+                None => return unsupported!("`{name}` is a symbolic number"),
             },
             other => return self.fail_argument_kind(name, "a number", other),
         })
@@ -443,7 +442,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             None => Ok(None),
             Some(Argument::ScalarType(code)) => match self.dtype_from_code(*code) {
                 Ok(d) => Ok(Some(d)),
-                Err(dtype) => fail_invalid(format!("expected a supported dtype as `{name}`, found {dtype}")),
+                Err(dtype) => invalid!("expected a supported dtype as `{name}`, found {dtype}"),
             },
             Some(other) => self.fail_argument_kind(name, "a dtype", other),
         }
@@ -498,7 +497,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             None => Ok(None),
             Some(d) => match d.as_const() {
                 Some(i) => Ok(Some(i)),
-                None => Err(RuleFailure::Opaque(format!("`{name}` is symbolic"))),
+                None => unsupported!("`{name}` is symbolic"),
             },
         }
     }
@@ -525,20 +524,16 @@ impl<'c, 'p> OpCall<'c, 'p> {
                     let size = self.lowering.symbols.resolve_size(value)?;
                     if self.lowering.symbols.data.depends_on_data(&size) {
                         let size = self.lowering.symbols.data.display(&size);
-                        return fail_invalid(format!(
+                        return invalid!(
                             "expected integers that the caller fixes, found `{size}`, which depends on data"
-                        ));
+                        );
                     }
                     Ok(size)
                 }
-                None => {
-                    fail_invalid(format!("expected an entry in sym_int_values for `{}`, found none", &**name))
-                }
+                None => invalid!("expected an entry in sym_int_values for `{}`, found none", &**name),
             },
             (None, Some(i)) => Ok(Dim::from(i)),
-            (None, None) => {
-                fail_invalid("expected `as_name` or `as_int` in a symbolic integer, found neither".into())
-            }
+            (None, None) => invalid!("expected `as_name` or `as_int` in a symbolic integer, found neither"),
         }
     }
 
@@ -605,9 +600,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
     pub fn declared_sizes(&self, result: usize) -> RuleResult<Vec<Dim>> {
         let name = self.results.get(result).copied().flatten();
         let meta = name.and_then(|name| self.lowering.scope.graph.tensor_values.get(name));
-        let Some(meta) = meta else {
-            return fail_invalid(format!("expected a result {result} with a shape, found none"));
-        };
+        let Some(meta) = meta else { return invalid!("expected a result {result} with a shape, found none") };
         let sizes = meta.sizes.iter().map(|size| self.lowering.symbols.resolve_size(size));
         Ok(sizes.collect::<Result<_, _>>()?)
     }
@@ -667,7 +660,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
     pub fn require_results_unread_from(&self, known: usize) -> RuleResult {
         match (known..self.results.len()).find(|&i| self.is_result_read(i)) {
             None => Ok(()),
-            Some(i) => Err(RuleFailure::Opaque(format!("result {i} is used, which is not supported"))),
+            Some(i) => unsupported!("result {i} is used, which is not supported"),
         }
     }
 
@@ -679,16 +672,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
                 Ok(joined_type)
             }
             Some(name) => Ok(self.lowering.declared_type(name)?),
-            None => fail_invalid(format!("expected a result {result}, found none")),
-        }
-    }
-
-    pub fn set_result(&mut self, result: usize, value: ValueId) {
-        if result >= self.result_values.len() {
-            self.result_values.resize(result + 1, None);
-        }
-        if let Some(slot) = self.result_values.get_mut(result) {
-            *slot = Some(value);
+            None => invalid!("expected a result {result}, found none"),
         }
     }
 
@@ -712,12 +696,6 @@ impl<'c, 'p> OpCall<'c, 'p> {
         self.result_values.get(result).copied().flatten()
     }
 
-    /// Sets the value of the only result.
-    pub fn set_only_result(&mut self, value: ValueId) -> RuleResult {
-        self.set_result(0, value);
-        Ok(())
-    }
-
     /// Whether a value existed before this call.
     pub fn existed_before(&self, value: ValueId) -> bool {
         symmc_ir::entity::Entity::index(value) < self.first_new
@@ -729,9 +707,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             let Some(name) = name else { continue };
             if !lowering.scope.graph.tensor_values.contains_key(name) {
                 if value.is_some() {
-                    return fail_invalid(format!(
-                        "expected an entry in tensor_values for `{name}`, found none"
-                    ));
+                    return invalid!("expected an entry in tensor_values for `{name}`, found none");
                 }
                 continue;
             }

@@ -1,7 +1,7 @@
 //! The implicit dtype conversions of PyTorch, and groups by name. The other emitting methods are those of
 //! [`symmc_import::emit`].
 
-use symmc_import::{Compositions, Emit, RuleCall};
+use symmc_import::{Compositions, Emit, RuleCall, invalid};
 use symmc_ir::{BinaryOp, DType, GraphBuilder, GroupId, Op, TensorType, ValueDef, ValueId};
 
 use crate::call::{CallOperand, OpCall};
@@ -13,8 +13,13 @@ use crate::packed;
 use crate::shards::RankShard;
 
 impl RuleCall for OpCall<'_, '_> {
-    fn finish_with_value(&mut self, value: ValueId) -> RuleResult {
-        self.set_only_result(value)
+    fn set_result(&mut self, result: usize, value: ValueId) {
+        if result >= self.result_values.len() {
+            self.result_values.resize(result + 1, None);
+        }
+        if let Some(slot) = self.result_values.get_mut(result) {
+            *slot = Some(value);
+        }
     }
 
     fn compositions_mut(&mut self) -> &mut Compositions {
@@ -144,10 +149,8 @@ impl OpCall<'_, '_> {
         };
         let name = match group {
             Ok(Some(name)) => name,
-            Ok(None) => return Err(RuleFailure::Invalid("expected the name of a group, found none".into())),
-            Err(RuleFailure::Invalid(m)) => {
-                return Err(RuleFailure::Invalid(format!("the group must be a name: {m}")));
-            }
+            Ok(None) => return invalid!("expected the name of a group, found none"),
+            Err(RuleFailure::Invalid(m)) => return invalid!("the group must be a name: {m}"),
             Err(e) => return Err(e),
         };
         self.lowering

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use indexmap::IndexMap;
-use symmc_import::Emit;
+use symmc_import::{Emit, RuleCall};
 use symmc_ir::dim::check_shape_complexity;
 use symmc_ir::entity::Entity;
 use symmc_ir::text::{self, op_dims_mut};

@@ -4,6 +4,7 @@ use crate::call::OpCall;
 use crate::lower::{RuleFailure, RuleResult};
 use crate::schema::{self, Argument, ExportedNode};
 use crate::scope::{NameBinding, NameScope, tensor_names};
+use symmc_import::{RuleCall, invalid_if, unsupported_if};
 
 /// The wrappers, without `torch.ops.higher_order.`. Each runs its graph on the tensors that follow it.
 const WRAPPERS: [&str; 6] = [
@@ -33,11 +34,11 @@ pub(crate) fn wrapped_scope<'p>(
 ) -> RuleResult<NameScope<'p>> {
     let node = c.node;
     let autocast = node.target.contains("autocast");
-    if autocast
-        && !node.inputs.iter().any(|i| &*i.name == "enabled" && matches!(i.arg, Argument::Bool(false)))
-    {
-        return Err(RuleFailure::Opaque("autocast is not supported: it converts operands implicitly".into()));
-    }
+    unsupported_if!(
+        autocast
+            && !node.inputs.iter().any(|i| &*i.name == "enabled" && matches!(i.arg, Argument::Bool(false))),
+        "autocast is not supported: it converts operands implicitly"
+    );
     let operands: Vec<&str> = node
         .inputs
         .iter()
@@ -45,13 +46,12 @@ pub(crate) fn wrapped_scope<'p>(
         .flat_map(|i| tensor_names(&i.arg))
         .collect();
     let parameters: Vec<&'p str> = graph.inputs.iter().flat_map(tensor_names).collect();
-    if operands.len() != parameters.len() {
-        return Err(RuleFailure::Invalid(format!(
-            "expected {} tensors for the wrapped graph, found {}",
-            parameters.len(),
-            operands.len()
-        )));
-    }
+    invalid_if!(
+        operands.len() != parameters.len(),
+        "expected {} tensors for the wrapped graph, found {}",
+        parameters.len(),
+        operands.len()
+    );
     let first_value = c.lowering.builder.graph().values.len();
     let mut inner = NameScope::new(graph, format!("{}.", c.label), first_value);
     for (parameter, operand) in parameters.into_iter().zip(operands) {

@@ -12,7 +12,7 @@
 
 use std::collections::HashSet;
 
-use symmc_import::Emit;
+use symmc_import::{Emit, RuleCall, invalid, unsupported};
 use symmc_ir::entity::Entity;
 use symmc_ir::{InputKind, NodeId, Op, TensorType, ValueDef, ValueId};
 
@@ -30,7 +30,7 @@ use crate::scope::{NameBinding, tensor_names};
 pub(crate) const ADVICE: &str = "`run_decompositions()` removes writes to operands";
 
 fn fail_unsupported_write<T>(why: &str) -> RuleResult<T> {
-    Err(RuleFailure::Invalid(format!("{why}; {ADVICE}")))
+    invalid!("{why}; {ADVICE}")
 }
 
 pub(crate) fn lower_in_place(c: &mut OpCall<'_, '_>, writes: &OpWrites) -> RuleResult {
@@ -43,7 +43,7 @@ pub(crate) fn lower_in_place(c: &mut OpCall<'_, '_>, writes: &OpWrites) -> RuleR
             operand_dtypes::check_operand_dtypes(c, writes.functional.as_deref().unwrap_or_default())?;
             rule.apply(c)
         }
-        None => Err(RuleFailure::Opaque("this operator is not supported".into())),
+        None => unsupported!("this operator is not supported"),
     })
 }
 

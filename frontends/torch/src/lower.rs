@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_import::{Compositions, OpaqueOps, declared};
+use symmc_import::{Compositions, OpaqueOps, declared, invalid, invalid_if};
 use symmc_ir::{DType, Dim, GraphBuilder, GroupId, InputId, NodeId, Op, Tensor, TensorType, ValueId};
 
 use crate::definition::OpDefinitions;
@@ -20,6 +20,8 @@ use crate::symbols::ProgramSymbols;
 pub(crate) type RuleFailure = symmc_import::RuleFailure<ImportError>;
 
 pub(crate) type RuleResult<T = ()> = symmc_import::RuleResult<T, ImportError>;
+
+pub(crate) type Term<'f> = symmc_import::Term<'f, ImportError>;
 
 /// The result of a rule that emits one value.
 pub(crate) type EmitResult = RuleResult<ValueId>;
@@ -144,9 +146,7 @@ impl<'p> ImportLowering<'p> {
             if let Argument::ByRank(b) = &input.arg {
                 let name = &*input.name;
                 let numbers = b.numbers.describe();
-                return Err(RuleFailure::Invalid(format!(
-                    "{why}: expected the same `{name}` on all ranks, found {numbers}"
-                )));
+                return invalid!("{why}: expected the same `{name}` on all ranks, found {numbers}");
             }
             let names = tensor_names(&input.arg);
             for name in &names {
@@ -159,9 +159,7 @@ impl<'p> ImportLowering<'p> {
         }
         if let Some(rows) = operands.iter().find_map(|v| self.packed.rows(*v)) {
             let rows = self.symbols.data.display(&rows.length);
-            return Err(RuleFailure::Invalid(format!(
-                "{why}, and an operand has `{rows}` rows, which depend on data"
-            )));
+            return invalid!("{why}, and an operand has `{rows}` rows, which depend on data");
         }
         self.opaque.record(&target, why);
         if types.is_empty() {
@@ -197,11 +195,10 @@ impl<'p> ImportLowering<'p> {
         for (axis, size) in meta.sizes.iter().enumerate() {
             let length = self.symbols.data.normalize(&self.symbols.resolve_size(size)?);
             if self.symbols.data.depends_on_data(&length) {
-                if declared.is_some() {
-                    return Err(RuleFailure::Invalid(format!(
-                        "two axes of `{name}` depend on data, which is not supported"
-                    )));
-                }
+                invalid_if!(
+                    declared.is_some(),
+                    "two axes of `{name}` depend on data, which is not supported"
+                );
                 declared = Some(PackedRows { axis, length });
             }
         }
@@ -222,16 +219,14 @@ impl<'p> ImportLowering<'p> {
                     }
                     None => "a fixed number".to_string(),
                 };
-                Err(RuleFailure::Invalid(format!(
+                invalid!(
                     "the number of elements of `{name}` along axis {axis} depends on data, which this operator does \
                      not support: expected `{expected}`, found {actual}"
-                )))
+                )
             }
             (None, Some(rows)) => {
                 let row_text = self.symbols.data.display(&rows.length);
-                Err(RuleFailure::Invalid(format!(
-                    "expected fixed extents of `{name}`, found `{row_text}` rows, which depend on data"
-                )))
+                invalid!("expected fixed extents of `{name}`, found `{row_text}` rows, which depend on data")
             }
             (None, None) => Ok(()),
         }

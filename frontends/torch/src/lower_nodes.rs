@@ -19,6 +19,7 @@ use crate::ops;
 use crate::packed_rows;
 use crate::schema::{Argument, ExportedGraph, ExportedNode};
 use crate::scope::{NameBinding, tensor_names};
+use symmc_import::unsupported;
 
 impl<'p> ImportLowering<'p> {
     pub fn lower_nodes(&mut self) -> Result<()> {
@@ -145,7 +146,7 @@ fn lower_call(call: &mut OpCall<'_, '_>, effect: &OpEffect) -> RuleResult {
     match effect {
         OpEffect::Writes(writes) => inplace::lower_in_place(call, writes),
         OpEffect::Resizes | OpEffect::UnclearWrites => {
-            Err(RuleFailure::Opaque("this operator is not supported".into()))
+            unsupported!("this operator is not supported")
         }
         _ => match ops::find_rule(&call.node.target) {
             Some(rule) => {
@@ -155,7 +156,7 @@ fn lower_call(call: &mut OpCall<'_, '_>, effect: &OpEffect) -> RuleResult {
                 call.check_all_read()?;
                 aliasing::separate_results(call)
             }
-            None => Err(RuleFailure::Opaque("this operator is not supported".into())),
+            None => unsupported!("this operator is not supported"),
         },
     }
 }

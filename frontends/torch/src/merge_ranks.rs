@@ -103,17 +103,12 @@ fn is_number(input: &NamedArgument<'_>) -> bool {
 
 /// The number in each argument that may be a number.
 fn number_arguments(program: &ExportedProgram<'_>) -> Vec<Option<NumberArgument>> {
-    fn visit(graph: &ExportedGraph<'_>, out: &mut Vec<Option<NumberArgument>>) {
-        for input in graph.nodes.iter().flat_map(|n| &n.inputs) {
-            match &input.arg {
-                Argument::Graph(inner) => visit(inner, out),
-                _ if is_number(input) => out.push(number_argument(graph, input)),
-                _ => {}
-            }
-        }
-    }
     let mut out = Vec::new();
-    visit(&program.graph_module.graph, &mut out);
+    visit_arguments(&program.graph_module.graph, &mut |graph, input| {
+        if is_number(input) {
+            out.push(number_argument(graph, input));
+        }
+    });
     out
 }
 
@@ -203,43 +198,36 @@ fn group_argument(input: &NamedArgument<'_>) -> Option<String> {
 }
 
 pub(crate) fn find_per_rank_arguments<'p>(program: &'p ExportedProgram<'p>) -> Vec<&'p PerRankArgument> {
-    fn visit<'p>(graph: &'p ExportedGraph<'p>, out: &mut Vec<&'p PerRankArgument>) {
-        for input in graph.nodes.iter().flat_map(|n| &n.inputs) {
-            match &input.arg {
-                Argument::Graph(inner) => visit(inner, out),
-                Argument::ByRank(number) => out.push(number),
-                _ => {}
-            }
-        }
-    }
-    let mut out = Vec::new();
-    visit(&program.graph_module.graph, &mut out);
-    out
+    collect_arguments(program, |input| match &input.arg {
+        Argument::ByRank(number) => Some(number),
+        _ => None,
+    })
 }
 
 /// The results of `pick` for all arguments, in order.
-fn collect_arguments<T>(
-    program: &ExportedProgram<'_>,
-    pick: impl Fn(&NamedArgument<'_>) -> Option<T>,
+fn collect_arguments<'g, 'p, T>(
+    program: &'g ExportedProgram<'p>,
+    pick: impl Fn(&'g NamedArgument<'p>) -> Option<T>,
 ) -> Vec<T> {
-    fn visit<T>(
-        graph: &ExportedGraph<'_>,
-        pick: &impl Fn(&NamedArgument<'_>) -> Option<T>,
-        out: &mut Vec<T>,
-    ) {
-        for input in graph.nodes.iter().flat_map(|n| &n.inputs) {
-            match &input.arg {
-                Argument::Graph(inner) => visit(inner, pick, out),
-                _ => out.extend(pick(input)),
-            }
-        }
-    }
     let mut out = Vec::new();
-    visit(&program.graph_module.graph, &pick, &mut out);
+    visit_arguments(&program.graph_module.graph, &mut |_, input| out.extend(pick(input)));
     out
 }
 
-/// Visits all arguments in the order of [`collect_arguments`].
+/// Visits all arguments, with the graphs that have them.
+fn visit_arguments<'g, 'p>(
+    graph: &'g ExportedGraph<'p>,
+    visit: &mut impl FnMut(&'g ExportedGraph<'p>, &'g NamedArgument<'p>),
+) {
+    for input in graph.nodes.iter().flat_map(|n| &n.inputs) {
+        match &input.arg {
+            Argument::Graph(inner) => visit_arguments(inner, visit),
+            _ => visit(graph, input),
+        }
+    }
+}
+
+/// Visits all arguments in the order of [`visit_arguments`].
 fn visit_arguments_mut<'p>(
     graph: &mut ExportedGraph<'p>,
     change: &mut impl FnMut(&str, &mut NamedArgument<'p>),

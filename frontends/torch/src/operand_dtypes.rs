@@ -9,6 +9,7 @@
 //! not fit. Arithmetic and comparisons wrap it instead. The tests compare these rows with PyTorch as well
 //! (`tests/suite/special.txt`).
 
+use symmc_import::has_word;
 use symmc_ir::{DType, Scalar};
 
 use crate::call::OpCall;
@@ -70,40 +71,31 @@ const SELECTION_REQUIREMENTS: &[DtypeRequirement] =
     &[OneOf("condition", &[Bool, U8]), FitsComputed(&["self", "other"])];
 const FACTOR_REQUIREMENT: DtypeRequirement = FitsComputed(&["alpha", "beta"]);
 
-/// The requirements of operators, with all their overloads, or of single overloads.
+/// The requirements of operators, with all their overloads, or of single overloads. Names are separated by spaces.
 const REQUIREMENT_ROWS: &[(&str, &[DtypeRequirement])] = &[
-    ("aten.linear", &[Same(&["input", "weight", "bias"])]),
-    ("aten.mm", &[Same(&["self", "mat2"])]),
-    ("aten.bmm", &[Same(&["self", "mat2"])]),
+    (
+        "aten.linear aten.conv1d aten.conv2d aten.conv3d aten.conv_transpose1d aten.conv_transpose2d \
+         aten.conv_transpose3d aten.convolution",
+        &[Same(&["input", "weight", "bias"])],
+    ),
+    ("aten.mm aten.bmm aten._grouped_mm", &[Same(&["self", "mat2"])]),
     ("aten.mv", &[Same(&["self", "vec"])]),
     ("aten.dot", &[Same(&["self", "tensor"])]),
-    ("aten.vdot", &[Same(&["self", "other"])]),
-    ("aten.matmul", &[Same(&["self", "other"])]),
-    ("aten.linalg_matmul", &[Same(&["self", "other"])]),
+    ("aten.vdot aten.matmul aten.linalg_matmul", &[Same(&["self", "other"])]),
     ("aten.addmm", &[Same(&["self", "mat1", "mat2"]), FACTOR_REQUIREMENT]),
     ("aten.addmv", &[Same(&["self", "mat", "vec"]), FACTOR_REQUIREMENT]),
-    ("aten.baddbmm", &[Same(&["self", "batch1", "batch2"]), FACTOR_REQUIREMENT]),
-    ("aten.addbmm", &[Same(&["self", "batch1", "batch2"]), FACTOR_REQUIREMENT]),
+    ("aten.baddbmm aten.addbmm", &[Same(&["self", "batch1", "batch2"]), FACTOR_REQUIREMENT]),
     ("aten.addr", &[FACTOR_REQUIREMENT]),
-    ("aten.einsum", &[Same(&["tensors"])]),
-    ("aten._grouped_mm", &[Same(&["self", "mat2"])]),
+    ("aten.einsum aten.meshgrid", &[Same(&["tensors"])]),
     ("aten.scaled_dot_product_attention", &[Same(&["query", "key", "value"])]),
-    ("aten.conv1d", &[Same(&["input", "weight", "bias"])]),
-    ("aten.conv2d", &[Same(&["input", "weight", "bias"])]),
-    ("aten.conv3d", &[Same(&["input", "weight", "bias"])]),
-    ("aten.conv_transpose1d", &[Same(&["input", "weight", "bias"])]),
-    ("aten.conv_transpose2d", &[Same(&["input", "weight", "bias"])]),
-    ("aten.conv_transpose3d", &[Same(&["input", "weight", "bias"])]),
-    ("aten.convolution", &[Same(&["input", "weight", "bias"])]),
     ("aten.convolution_backward", &[Same(&["grad_output", "input", "weight"])]),
     ("aten.avg_pool2d_backward", &[Same(&["grad_output", "self"])]),
     ("aten.max_pool2d_with_indices_backward", &[Same(&["grad_output", "self"]), OneOf("indices", &[I64])]),
-    ("aten._softmax_backward_data", &[Same(&["grad_output", "output"])]),
-    ("aten._log_softmax_backward_data", &[Same(&["grad_output", "output"])]),
-    ("aten.layer_norm", &[SameOrF32("input", &["weight", "bias"])]),
-    ("aten.native_layer_norm", &[SameOrF32("input", &["weight", "bias"])]),
-    ("aten.group_norm", &[SameOrF32("input", &["weight", "bias"])]),
-    ("aten.native_group_norm", &[SameOrF32("input", &["weight", "bias"])]),
+    ("aten._softmax_backward_data aten._log_softmax_backward_data", &[Same(&["grad_output", "output"])]),
+    (
+        "aten.layer_norm aten.native_layer_norm aten.group_norm aten.native_group_norm",
+        &[SameOrF32("input", &["weight", "bias"])],
+    ),
     (
         "aten.native_layer_norm_backward",
         &[
@@ -113,18 +105,12 @@ const REQUIREMENT_ROWS: &[(&str, &[DtypeRequirement])] = &[
         ],
     ),
     ("aten.lerp", &[Same(&["self", "end", "weight"]), FitsComputed(&["weight"])]),
-    ("aten.meshgrid", &[Same(&["tensors"])]),
     ("aten.add", &[Factor("alpha", Sign::Plus)]),
-    ("aten.sub", &[NoBool(&["self", "other"]), Factor("alpha", Sign::Minus)]),
-    ("aten.subtract", &[NoBool(&["self", "other"]), Factor("alpha", Sign::Minus)]),
-    ("aten.rsub", &[NoBool(&["self", "other"]), Factor("alpha", Sign::Minus)]),
+    ("aten.sub aten.subtract aten.rsub", &[NoBool(&["self", "other"]), Factor("alpha", Sign::Minus)]),
     ("aten.pow.Tensor_Scalar", &[Exponent("exponent")]),
     ("aten.addcmul", &[FitsComputed(&["value"])]),
     ("aten.addcdiv", &[SomeFloat(&["tensor1", "tensor2"]), FitsComputed(&["value"])]),
-    ("aten.clamp", &[Bounds("min", "max")]),
-    ("aten.clip", &[Bounds("min", "max")]),
-    ("aten.clamp_min", &[Bounds("min", "max")]),
-    ("aten.clamp_max", &[Bounds("min", "max")]),
+    ("aten.clamp aten.clip aten.clamp_min aten.clamp_max", &[Bounds("min", "max")]),
     ("aten._foreach_clamp_min", &[Bounds("scalar", "max")]),
     ("aten._foreach_clamp_max", &[Bounds("min", "scalar")]),
     ("aten.hardtanh", &[Bounds("min_val", "max_val")]),
@@ -132,24 +118,15 @@ const REQUIREMENT_ROWS: &[(&str, &[DtypeRequirement])] = &[
     ("aten.elu", &[FitsComputed(&["alpha", "scale", "input_scale"])]),
     ("aten.softplus", &[FitsComputed(&["beta", "threshold"])]),
     ("aten.threshold", &[FitsComputed(&["threshold"]), Fits(&["value"])]),
-    ("aten.full", &[Fits(&["fill_value"])]),
-    ("aten.full_like", &[Fits(&["fill_value"])]),
-    ("aten.new_full", &[Fits(&["fill_value"])]),
-    ("aten.fill", &[Fits(&["value"])]),
-    ("aten.constant_pad_nd", &[Fits(&["value"])]),
-    ("aten.pad", &[Fits(&["value"])]),
+    ("aten.full aten.full_like aten.new_full", &[Fits(&["fill_value"])]),
+    ("aten.fill aten.constant_pad_nd aten.pad", &[Fits(&["value"])]),
     ("aten.linspace", &[Fits(&["start", "end"])]),
     ("aten.scalar_tensor", &[FitsComputed(&["s"])]),
     ("aten.where.self", CONDITION_REQUIREMENTS),
-    ("aten.where.ScalarSelf", SELECTION_REQUIREMENTS),
-    ("aten.where.ScalarOther", SELECTION_REQUIREMENTS),
-    ("aten.where.Scalar", SELECTION_REQUIREMENTS),
+    ("aten.where.ScalarSelf aten.where.ScalarOther aten.where.Scalar", SELECTION_REQUIREMENTS),
     ("aten.masked_fill", &[OneOf("mask", &[Bool]), Fits(&["value"])]),
-    ("aten.embedding", &[OneOf("indices", INDEX_DTYPES)]),
-    ("aten.embedding_dense_backward", &[OneOf("indices", INDEX_DTYPES)]),
-    ("aten.gather", &[OneOf("index", INDEX_DTYPES)]),
-    ("aten.index_select", &[OneOf("index", INDEX_DTYPES)]),
-    ("aten.take_along_dim", &[OneOf("indices", INDEX_DTYPES)]),
+    ("aten.embedding aten.embedding_dense_backward aten.take_along_dim", &[OneOf("indices", INDEX_DTYPES)]),
+    ("aten.gather aten.index_select", &[OneOf("index", INDEX_DTYPES)]),
     ("aten.take", &[OneOf("index", &[I64])]),
     ("aten.index", &[OneOf("indices", &[Bool, U8, I32, I64])]),
     ("aten.index_put", &[OneOf("indices", INTEGER_DTYPES), Same(&["self", "values"])]),
@@ -157,16 +134,13 @@ const REQUIREMENT_ROWS: &[(&str, &[DtypeRequirement])] = &[
     ("aten.index_copy", &[OneOf("index", &[I64]), Same(&["self", "source"])]),
     ("aten.index_fill", &[OneOf("index", &[I64]), Fits(&["value"])]),
     ("aten.scatter", &[OneOf("index", INDEX_DTYPES), Same(&["self", "src"]), Fits(&["value"])]),
-    ("aten.scatter_add", &[OneOf("index", INDEX_DTYPES), Same(&["self", "src"])]),
-    ("aten.scatter_reduce", &[OneOf("index", INDEX_DTYPES), Same(&["self", "src"])]),
-    ("aten.nll_loss", &[OneOf("target", &[U8, I64]), Same(&["self", "weight"])]),
-    ("aten.nll_loss_forward", &[OneOf("target", &[U8, I64]), Same(&["self", "weight"])]),
+    ("aten.scatter_add aten.scatter_reduce", &[OneOf("index", INDEX_DTYPES), Same(&["self", "src"])]),
+    ("aten.nll_loss aten.nll_loss_forward", &[OneOf("target", &[U8, I64]), Same(&["self", "weight"])]),
     (
         "aten.nll_loss_backward",
         &[OneOf("target", &[U8, I64]), Same(&["grad_output", "self", "weight", "total_weight"])],
     ),
-    ("aten._embedding_bag", BAG_REQUIREMENTS),
-    ("aten._embedding_bag_forward_only", BAG_REQUIREMENTS),
+    ("aten._embedding_bag aten._embedding_bag_forward_only", BAG_REQUIREMENTS),
     ("aten._embedding_bag_backward", &[OneOf("grad", FLOAT_DTYPES), Same(&["grad", "per_sample_weights"])]),
 ];
 
@@ -289,7 +263,7 @@ pub(crate) fn check_operand_dtypes(call: &OpCall<'_, '_>, target: &str) -> RuleR
     let op = target.rsplit_once('.').map_or(target, |(op, _)| op);
     let requirements = REQUIREMENT_ROWS
         .iter()
-        .filter(|(name, _)| *name == op || *name == target)
+        .filter(|(names, _)| has_word(names, op) || has_word(names, target))
         .flat_map(|(_, requirements)| *requirements);
     match requirements.into_iter().find_map(|requirement| requirement.find_violation(call)) {
         None => Ok(()),

@@ -2,6 +2,7 @@
 //! nodes for such values.
 
 use std::collections::HashMap;
+use symmc_import::has_word;
 
 use symmc_ir::{Dim, SymbolId, ValueId};
 
@@ -16,26 +17,9 @@ pub(crate) struct PackedRows {
 }
 
 /// Operators whose result has the given extents and equal rows, or rows that follow from their number.
-const CREATING: &[&str] = &[
-    "aten.arange",
-    "aten.broadcast_to",
-    "aten.empty",
-    "aten.empty_like",
-    "aten.empty_permuted",
-    "aten.empty_strided",
-    "aten.expand",
-    "aten.full",
-    "aten.full_like",
-    "aten.new_empty",
-    "aten.new_empty_strided",
-    "aten.new_full",
-    "aten.new_ones",
-    "aten.new_zeros",
-    "aten.ones",
-    "aten.ones_like",
-    "aten.zeros",
-    "aten.zeros_like",
-];
+const CREATING: &str = "aten.arange aten.broadcast_to aten.empty aten.empty_like aten.empty_permuted aten.empty_strided \
+     aten.expand aten.full aten.full_like aten.new_empty aten.new_empty_strided aten.new_full \
+     aten.new_ones aten.new_zeros aten.ones aten.ones_like aten.zeros aten.zeros_like";
 
 /// Operators that take extents of their result, or of parts of it, as integers.
 const SHAPING: &[&str] =
@@ -47,7 +31,7 @@ pub(crate) fn op_of(target: &str) -> &str {
 }
 
 pub(crate) fn creates_rows(target: &str) -> bool {
-    CREATING.contains(&op_of(target))
+    has_word(CREATING, op_of(target))
 }
 
 /// Whether integers that depend on data are extents in the arguments of this op.

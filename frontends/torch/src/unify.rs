@@ -9,6 +9,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
+use symmc_import::has_word;
 
 use crate::effects::bare_target;
 use crate::schema::{
@@ -18,19 +19,9 @@ use crate::schema::{
 use crate::scope::tensor_names;
 
 /// The ops that divide a tensor along an axis into consecutive slices.
-const DIVISIONS: [&str; 11] = [
-    "aten.split",
-    "aten.split_copy",
-    "aten.split_with_sizes",
-    "aten.split_with_sizes_copy",
-    "aten.chunk",
-    "aten.unsafe_chunk",
-    "aten.unsafe_split",
-    "aten.unsafe_split_with_sizes",
-    "aten.tensor_split",
-    "aten.unbind",
-    "aten.unbind_copy",
-];
+const DIVISIONS: &str = "aten.split aten.split_copy aten.split_with_sizes aten.split_with_sizes_copy aten.chunk \
+     aten.unsafe_chunk aten.unsafe_split aten.unsafe_split_with_sizes aten.tensor_split aten.unbind \
+     aten.unbind_copy";
 
 /// Rewrites the slices in a program into the form that the programs of all ranks share.
 pub(crate) fn unify_program(program: &mut ExportedProgram<'_>) {
@@ -128,7 +119,7 @@ fn division_as_slice<'p>(
     if op == "aten.narrow" {
         return narrow_as_slice(graph, node);
     }
-    if !DIVISIONS.contains(&op) {
+    if !has_word(DIVISIONS, op) {
         return None;
     }
     let Some(Argument::Tensors(names)) = node.outputs.first() else { return None };

@@ -1,12 +1,12 @@
 //! Activation functions.
 
-use symmc_import::{Emit, EmitFunctions};
-use symmc_ir::{BinaryOp, Scalar, UnaryOp, ValueId};
+use symmc_import::{Emit, EmitFormulas, invalid};
+use symmc_ir::{BinaryOp, Scalar, UnaryOp};
 
-use super::elementwise::unary;
+use super::elementwise::{formula, unary};
 use super::{RuleRow, row};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure};
+use crate::lower::{EmitResult, Term};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("Relu", 14, "relu", |c| unary(c, UnaryOp::Relu)),
@@ -16,7 +16,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         None | Some("none") => unary(c, UnaryOp::Gelu),
         Some("tanh") => unary(c, UnaryOp::GeluTanh),
         Some(other) => {
-            Err(RuleFailure::Invalid(format!("expected approximate none or tanh, found `{other}`")))
+            invalid!("expected approximate none or tanh, found `{other}`")
         }
     }),
     row("Swish", 24, "silu; x * sigmoid(alpha * x)", |c| swish(c, 1.0)),
@@ -25,82 +25,48 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("com.microsoft::FastGelu", 1, "add, gelu_tanh", |c| unary_of_biased(c, UnaryOp::GeluTanh)),
     row("com.microsoft::BiasGelu", 1, "add, gelu", |c| unary_of_biased(c, UnaryOp::Gelu)),
     row("HardSigmoid", 22, "mul, add, max, min", |c| {
-        let x = c.tensor(0)?;
         let alpha = c.float_or("alpha", 0.2)?;
         let beta = c.float_or("beta", 0.5)?;
-        hard_sigmoid(c, x, alpha, beta)
+        formula(c, |x| hard_sigmoid(x, alpha, beta))
     }),
-    row("HardSwish", 22, "x * hardsigmoid(x)", |c| {
-        let x = c.tensor(0)?;
-        let gate = hard_sigmoid(c, x, 1.0 / 6.0, 0.5)?;
-        c.binary(BinaryOp::Mul, x, gate)
-    }),
+    row("HardSwish", 22, "x * hardsigmoid(x)", |c| formula(c, |x| x * hard_sigmoid(x, 1.0 / 6.0, 0.5))),
     row("LeakyRelu", 16, "select", |c| {
-        let x = c.tensor(0)?;
         let alpha = c.float_or("alpha", 0.01)?;
-        let low = c.binary_float(BinaryOp::Mul, x, alpha)?;
-        select_above(c, x, 0.0, x, low)
+        formula(c, |x| select_positive(x, x, x * alpha))
     }),
     row("PRelu", 16, "select", |c| {
-        let x = c.tensor(0)?;
-        let slope = c.tensor(1)?;
-        let low = c.binary(BinaryOp::Mul, x, slope)?;
-        select_above(c, x, 0.0, x, low)
+        let [x, slope] = c.first_tensors()?;
+        c.formula([x, slope], |[x, slope]| select_positive(x, x, x * slope))
     }),
     row("ThresholdedRelu", 22, "select", |c| {
-        let x = c.tensor(0)?;
         let alpha = c.float_or("alpha", 1.0)?;
+        let x = c.tensor(0)?;
         let zero = c.full(Scalar::Int(0), c.dtype(x), vec![])?;
-        select_above(c, x, alpha, x, zero)
+        c.formula([x, zero], |[x, zero]| x.gt(alpha).select(x, zero))
     }),
     row("Elu", 22, "select of exp and tanh", |c| {
-        let x = c.tensor(0)?;
         let alpha = c.float_or("alpha", 1.0)?;
-        let low = scaled_expm1(c, x, alpha)?;
-        select_above(c, x, 0.0, x, low)
+        formula(c, |x| select_positive(x, x, x.expm1() * alpha))
     }),
     row("Selu", 22, "select of exp and tanh, mul", |c| {
-        let x = c.tensor(0)?;
         let alpha = c.float_or("alpha", 1.673_263_2)?;
         let gamma = c.float_or("gamma", 1.050_701)?;
-        let high = c.binary_float(BinaryOp::Mul, x, gamma)?;
-        let low = scaled_expm1(c, x, alpha * gamma)?;
-        select_above(c, x, 0.0, high, low)
+        formula(c, |x| select_positive(x, x * gamma, x.expm1() * (alpha * gamma)))
     }),
     row("Celu", 28, "select of exp and tanh", |c| {
-        let x = c.tensor(0)?;
         let alpha = c.float_or("alpha", 1.0)?;
-        let scaled = c.binary_float(BinaryOp::Div, x, alpha)?;
-        let low = scaled_expm1(c, scaled, alpha)?;
-        select_above(c, x, 0.0, x, low)
+        formula(c, |x| select_positive(x, x, (x / alpha).expm1() * alpha))
     }),
-    row("Softplus", 22, "log(1 + exp)", |c| {
-        let x = c.tensor(0)?;
-        softplus(c, x)
-    }),
-    row("Mish", 22, "x * tanh(softplus(x))", |c| {
-        let x = c.tensor(0)?;
-        let s = softplus(c, x)?;
-        let t = c.unary(UnaryOp::Tanh, s)?;
-        c.binary(BinaryOp::Mul, x, t)
-    }),
-    row("Softsign", 22, "x / (1 + abs(x))", |c| {
-        let x = c.tensor(0)?;
-        let a = c.unary(UnaryOp::Abs, x)?;
-        let a = c.binary_float(BinaryOp::Add, a, 1.0)?;
-        c.binary(BinaryOp::Div, x, a)
-    }),
+    row("Softplus", 22, "log(1 + exp)", |c| formula(c, softplus)),
+    row("Mish", 22, "x * tanh(softplus(x))", |c| formula(c, |x| x * softplus(x).tanh())),
+    row("Softsign", 22, "x / (1 + abs(x))", |c| formula(c, |x| x / (x.abs() + 1.0))),
 ];
 
 fn swish(c: &mut OpCall<'_, '_>, default: f64) -> EmitResult {
-    let x = c.tensor(0)?;
-    let alpha = c.float_or("alpha", default)?;
-    if alpha == 1.0 {
-        return unary(c, UnaryOp::Silu);
+    match c.float_or("alpha", default)? {
+        1.0 => unary(c, UnaryOp::Silu),
+        alpha => formula(c, |x| x * (x * alpha).sigmoid()),
     }
-    let scaled = c.binary_float(BinaryOp::Mul, x, alpha)?;
-    let gate = c.unary(UnaryOp::Sigmoid, scaled)?;
-    c.binary(BinaryOp::Mul, x, gate)
 }
 
 /// Applies a function to the sum of the first operand and the optional second one.
@@ -112,37 +78,17 @@ fn unary_of_biased(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
     c.unary(op, x)
 }
 
-fn hard_sigmoid(c: &mut OpCall<'_, '_>, x: ValueId, alpha: f64, beta: f64) -> EmitResult {
-    let y = c.binary_float(BinaryOp::Mul, x, alpha)?;
-    let y = c.binary_float(BinaryOp::Add, y, beta)?;
-    let y = c.binary_float(BinaryOp::Max, y, 0.0)?;
-    c.binary_float(BinaryOp::Min, y, 1.0)
+fn hard_sigmoid(x: Term<'_>, alpha: f64, beta: f64) -> Term<'_> {
+    (x * alpha + beta).clamp(0.0, 1.0)
 }
 
-/// `high` where `x` is above a threshold, else `low`.
-fn select_above(
-    c: &mut OpCall<'_, '_>,
-    x: ValueId,
-    threshold: f64,
-    high: ValueId,
-    low: ValueId,
-) -> EmitResult {
-    let above = c.binary_float(BinaryOp::Gt, x, threshold)?;
-    c.select(above, high, low)
-}
-
-/// `scale * (exp(x) - 1)`.
-fn scaled_expm1(c: &mut OpCall<'_, '_>, x: ValueId, scale: f64) -> EmitResult {
-    let e = c.expm1(x)?;
-    c.binary_float(BinaryOp::Mul, e, scale)
+/// `high` where `x` is positive, else `low`.
+fn select_positive<'f>(x: Term<'f>, high: Term<'f>, low: Term<'f>) -> Term<'f> {
+    x.gt(0.0).select(high, low)
 }
 
 /// `max(x, 0) + log(1 + exp(-|x|))`, which does not overflow.
-fn softplus(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
-    let e = c.unary(UnaryOp::Abs, x)?;
-    let e = c.unary(UnaryOp::Neg, e)?;
-    let e = c.unary(UnaryOp::Exp, e)?;
-    let l = c.log1p(e)?;
-    let r = c.unary(UnaryOp::Relu, x)?;
-    c.binary(BinaryOp::Add, r, l)
+fn softplus(x: Term<'_>) -> Term<'_> {
+    let log = (-x.abs()).exp().log1p();
+    x.relu() + log
 }

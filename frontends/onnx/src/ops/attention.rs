@@ -1,6 +1,6 @@
 //! Scaled dot-product attention and rotary embeddings: ONNX and ONNX Runtime have single ops for them.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::attention::causal_bounds_if;
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, Scalar, ValueId};
 
@@ -39,7 +39,7 @@ fn split_heads(c: &mut OpCall<'_, '_>, x: ValueId, heads: i64) -> EmitResult {
             let x = c.reshape(x, vec![batch.clone(), length.clone(), heads, each])?;
             c.permute(x, vec![0, 2, 1, 3])
         }
-        other => Err(RuleFailure::Invalid(format!("expected three or four axes, found {}", other.len()))),
+        other => invalid!("expected three or four axes, found {}", other.len()),
     }
 }
 
@@ -63,7 +63,7 @@ fn attention_by_heads(
         && precision == i64::from(kind::DOUBLE)
         && c.dtype(q) != DType::F64
     {
-        return Err(RuleFailure::Opaque("a softmax in 64 bits is not supported".into()));
+        return unsupported!("a softmax in 64 bits is not supported");
     }
     let scale = c.attention_scale(q, c.opt_float("scale")?.filter(|s| *s != 0.0))?;
     let bounds = causal_bounds_if(scores.causal);
@@ -87,17 +87,16 @@ fn append_to_past(c: &mut OpCall<'_, '_>, x: ValueId, past: usize, result: usize
 }
 
 fn attention(c: &mut OpCall<'_, '_>) -> EmitResult {
-    if c.operand_name(6).is_some() || c.is_result_read(3) {
-        return Err(RuleFailure::Opaque("key padding and the output of scores are not supported".into()));
-    }
+    unsupported_if!(
+        c.operand_name(6).is_some() || c.is_result_read(3),
+        "key padding and the output of scores are not supported"
+    );
     // Scores are capped before the mask is added.
     let cap =
         Some(c.float_or("softcap", 0.0)?).filter(|cap| *cap > 0.0 && cap.is_finite()).map(FloatAttribute);
     // The mode only selects which scores are output.
     c.ignore(&["qk_matmul_output_mode"]);
-    let q = c.tensor(0)?;
-    let k = c.tensor(1)?;
-    let v = c.tensor(2)?;
+    let [q, k, v] = c.first_tensors()?;
     let flat = c.rank(q) == 3;
     let heads = c.int_or("q_num_heads", 0)?;
     let key_heads = c.int_or("kv_num_heads", heads)?;
@@ -157,25 +156,21 @@ const FAR: i64 = 1 << 40;
 
 /// Operands: query, key, value, bias, key padding, attention bias, past key, past value.
 fn multi_head(c: &mut OpCall<'_, '_>) -> EmitResult {
-    if (4..c.node.input.len()).any(|i| !matches!(i, 5..=7) && c.operand_name(i).is_some())
-        || c.is_result_read(3)
-    {
-        return Err(RuleFailure::Opaque(
-            "key padding, a shared cache and the output of scores are not supported".into(),
-        ));
-    }
+    unsupported_if!(
+        (4..c.node.input.len()).any(|i| !matches!(i, 5..=7) && c.operand_name(i).is_some())
+            || c.is_result_read(3),
+        "key padding, a shared cache and the output of scores are not supported"
+    );
     // The value only replaces the scores of padded keys.
     c.ignore(&["mask_filter_value"]);
     let (Some(k), Some(v)) = (c.opt_tensor(1)?, c.opt_tensor(2)?) else {
-        return Err(RuleFailure::Opaque("packed operands are not supported".into()));
+        return unsupported!("packed operands are not supported");
     };
     let q = c.tensor(0)?;
     let flat = c.rank(q) == 3;
     let heads = c.int("num_heads")?;
     let causal = c.flag("unidirectional")?;
-    if causal && c.operand_name(6).is_some() {
-        return Err(RuleFailure::Opaque("causal attention with a past is not supported".into()));
-    }
+    unsupported_if!(causal && c.operand_name(6).is_some(), "causal attention with a past is not supported");
     let mut operands = [q, k, v];
     if let Some(bias) = c.opt_tensor(3)? {
         let mut start = Dim::from(0);
@@ -207,24 +202,24 @@ fn lower_rotary(c: &mut OpCall<'_, '_>, positions: Option<ValueId>, caches: (usi
     let half = c.extent(cos, c.rank(cos).saturating_sub(1));
     let turned = half.clone() * Dim::from(2);
     let stated = c.int_or("rotary_embedding_dim", 0)?;
-    if stated != 0 && turned.as_const().is_none_or(|n| n != stated) {
-        return Err(RuleFailure::Invalid(format!(
-            "expected rotary_embedding_dim to be twice the {} angles, found {stated}",
-            c.display_dim(&half)
-        )));
-    }
-    if c.flag("is_packed_batching")? || c.float_or("scale", 1.0)? != 1.0 {
-        return Err(RuleFailure::Opaque("packed batches and scaled angles are not supported".into()));
-    }
+    invalid_if!(
+        stated != 0 && turned.as_const().is_none_or(|n| n != stated),
+        "expected rotary_embedding_dim to be twice the {} angles, found {stated}",
+        c.display_dim(&half)
+    );
+    unsupported_if!(
+        c.flag("is_packed_batching")? || c.float_or("scale", 1.0)? != 1.0,
+        "packed batches and scaled angles are not supported"
+    );
     let heads = match c.int_or("num_heads", 0)? {
         0 if extents.len() == 3 => match extents[2].exact_div(&turned).and_then(|h| h.as_const()) {
             Some(heads) => heads,
             None => {
-                return Err(RuleFailure::Invalid(format!(
+                return invalid!(
                     "expected {} to divide {}",
                     c.display_dim(&turned),
                     c.display_dim(&extents[2])
-                )));
+                );
             }
         },
         heads => heads,
@@ -243,7 +238,7 @@ fn lower_rotary(c: &mut OpCall<'_, '_>, positions: Option<ValueId>, caches: (usi
         *angle = c.unsqueeze(*angle, 1)?;
     }
     let Some(width) = turned.as_const().and_then(|n| usize::try_from(n).ok()) else {
-        return Err(RuleFailure::Opaque("the number of angles is symbolic".into()));
+        return unsupported!("the number of angles is symbolic");
     };
     let op = Op::RotaryEmbedding { width, interleaved: c.flag("interleaved")? };
     let mut y = c.emit("rotary_embedding", op, &[x, angles[0], angles[1]])?;

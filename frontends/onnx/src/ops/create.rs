@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use symmc_import::Emit;
+use symmc_import::{Emit, RuleCall, invalid, invalid_if, unsupported};
 use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor};
 
 use super::{RuleRow, row, row_of_results};
@@ -41,7 +41,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("EyeLike", 22, "eq of iotas", |c| {
         let ty = c.operand_type(0)?;
         let [rows, columns] = ty.shape.as_slice() else {
-            return Err(RuleFailure::Invalid(format!("expected two axes, found {}", ty.rank())));
+            return invalid!("expected two axes, found {}", ty.rank());
         };
         let dtype = c.opt_dtype("dtype")?.unwrap_or(ty.dtype);
         let y =
@@ -58,13 +58,10 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
 
 fn constant(c: &mut OpCall<'_, '_>) -> RuleResult {
     let Some(attribute) = c.node.attribute.iter().find(|a| a.name.starts_with("value")) else {
-        return Err(RuleFailure::Opaque("the constant has no dense value".into()));
+        return unsupported!("the constant has no dense value");
     };
     let Some(a) = c.attribute(&attribute.name) else {
-        return Err(RuleFailure::Invalid(format!(
-            "expected an attribute `{}`, found none",
-            attribute.ref_attr_name
-        )));
+        return invalid!("expected an attribute `{}`, found none", attribute.ref_attr_name);
     };
     let data = match (attribute.name.as_str(), a.r#type) {
         ("value", _) => c.attribute_data("value")?,
@@ -75,9 +72,7 @@ fn constant(c: &mut OpCall<'_, '_>) -> RuleResult {
             let wide: Vec<f64> = a.floats.iter().map(|x| f64::from(*x)).collect();
             Tensor::from_f64(DType::F32, vec![wide.len()], &wide).map(Arc::new)
         }
-        (_, kind::STRING | kind::STRINGS) => {
-            return Err(RuleFailure::Opaque("text constants are not supported".into()));
-        }
+        (_, kind::STRING | kind::STRINGS) => return unsupported!("text constants are not supported"),
         _ => None,
     };
     let data = data.ok_or_else(|| {
@@ -98,15 +93,14 @@ fn float_range(c: &mut OpCall<'_, '_>, dtype: DType) -> EmitResult {
     let end = c.scalar(1)?.map(Scalar::as_f64);
     let step = c.scalar(2)?.map(Scalar::as_f64);
     let (Some(start), Some(end), Some(step)) = (start, end, step) else {
-        return Err(RuleFailure::Opaque("the bounds are floats and not constants".into()));
+        return unsupported!("the bounds are floats and not constants");
     };
     let count = ((end - start) / step).ceil();
     // A NaN is not contained in any range.
-    if !(f64::NEG_INFINITY..f64::from(1 << 30)).contains(&count) {
-        return Err(RuleFailure::Invalid(format!(
-            "expected a finite range, found {start} to {end} by {step}"
-        )));
-    }
+    invalid_if!(
+        !(f64::NEG_INFINITY..f64::from(1 << 30)).contains(&count),
+        "expected a finite range, found {start} to {end} by {step}"
+    );
     let y = c.iota(Dim::from(count.max(0.0) as i64), 0, 1, DType::F64)?;
     let y = c.binary_float(BinaryOp::Mul, y, step)?;
     let y = c.binary_float(BinaryOp::Add, y, start)?;
@@ -116,6 +110,6 @@ fn float_range(c: &mut OpCall<'_, '_>, dtype: DType) -> EmitResult {
 fn single_dim(c: &mut OpCall<'_, '_>, i: usize, what: &str) -> RuleResult<Dim> {
     match c.ints(i, what)?.dims.as_slice() {
         [dim] => Ok(dim.clone()),
-        many => Err(RuleFailure::Invalid(format!("expected one number as {what}, found {}", many.len()))),
+        many => invalid!("expected one number as {what}, found {}", many.len()),
     }
 }

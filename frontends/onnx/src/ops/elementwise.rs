@@ -4,13 +4,13 @@
 
 use std::sync::Arc;
 
-use symmc_import::{Emit, EmitFunctions};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor, UnaryOp, infer};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
 use crate::known_values::KnownValue;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleFailure, RuleResult, Term};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("Add", 14, "add", |c| binary(c, BinaryOp::Add)),
@@ -44,7 +44,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         Some("RIGHT") => binary(c, BinaryOp::Shr),
         other => {
             let direction = other.unwrap_or("none");
-            Err(RuleFailure::Invalid(format!("expected the direction LEFT or RIGHT, found {direction}")))
+            invalid!("expected the direction LEFT or RIGHT, found {direction}")
         }
     }),
     row("Not", 1, "not", |c| unary(c, UnaryOp::Not)),
@@ -52,14 +52,11 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("Neg", 13, "neg", |c| unary(c, UnaryOp::Neg)),
     row("Abs", 13, "abs", |c| unary(c, UnaryOp::Abs)),
     row("Sign", 13, "sign; select", |c| {
-        let x = c.tensor(0)?;
-        let mut y = c.unary(UnaryOp::Sign, x)?;
-        if c.dtype(x).is_float() {
+        formula(c, |x| {
+            let sign = x.sign();
             // The sign of NaN is NaN.
-            let none = c.unary(UnaryOp::IsNan, x)?;
-            y = c.select(none, x, y)?;
-        }
-        Ok(y)
+            if x.dtype().is_float() { x.is_nan().select(x, sign) } else { sign }
+        })
     }),
     row("Floor", 13, "floor", |c| unary(c, UnaryOp::Floor)),
     row("Ceil", 13, "ceil", |c| unary(c, UnaryOp::Ceil)),
@@ -71,24 +68,10 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("Erf", 13, "erf", |c| unary(c, UnaryOp::Erf)),
     row("Sin", 22, "sin", |c| unary(c, UnaryOp::Sin)),
     row("Cos", 22, "cos", |c| unary(c, UnaryOp::Cos)),
-    row("Tan", 22, "sin / cos", |c| {
-        let x = c.tensor(0)?;
-        let s = c.unary(UnaryOp::Sin, x)?;
-        let k = c.unary(UnaryOp::Cos, x)?;
-        c.binary(BinaryOp::Div, s, k)
-    }),
-    row("Atan", 22, "atan2(x, 1)", |c| {
-        let x = c.tensor(0)?;
-        c.binary_float(BinaryOp::Atan2, x, 1.0)
-    }),
-    row("Asin", 22, "atan2(x, sqrt((1 - x) * (1 + x)))", |c| {
-        let x = c.tensor(0)?;
-        c.arc_sine(x)
-    }),
-    row("Acos", 22, "atan2(sqrt((1 - x) * (1 + x)), x)", |c| {
-        let x = c.tensor(0)?;
-        c.arc_cosine(x)
-    }),
+    row("Tan", 22, "sin / cos", |c| formula(c, |x| x.tan())),
+    row("Atan", 22, "atan2(x, 1)", |c| formula(c, |x| x.atan2(1.0))),
+    row("Asin", 22, "atan2(x, sqrt((1 - x) * (1 + x)))", |c| formula(c, |x| x.arc_sine())),
+    row("Acos", 22, "atan2(sqrt((1 - x) * (1 + x)), x)", |c| formula(c, |x| x.arc_cosine())),
     row("IsNaN", 20, "is_nan", |c| unary(c, UnaryOp::IsNan)),
     row("IsInf", 20, "eq with infinity", is_inf),
     row("Clip", 13, "max, min", clip),
@@ -127,8 +110,13 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
 const NARROW: &[&str] = &["saturate", "round_mode"];
 
 pub(super) fn unary(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
+    formula(c, |x| x.unary(op))
+}
+
+/// A formula of the first operand.
+pub(super) fn formula(c: &mut OpCall<'_, '_>, f: impl for<'f> FnOnce(Term<'f>) -> Term<'f>) -> EmitResult {
     let x = c.tensor(0)?;
-    c.unary(op, x)
+    c.formula([x], |[x]| f(x))
 }
 
 /// The first two operands. At most one of them is a number.
@@ -154,14 +142,14 @@ fn emit_binary(c: &mut OpCall<'_, '_>, op: BinaryOp, x: CallOperand, y: CallOper
                     |dims: &[Dim]| dims.iter().map(|d| c.display_dim(d)).collect::<Vec<_>>().join(", ");
                 let a = shown(&a);
                 let b = shown(&b);
-                return Err(RuleFailure::Invalid(format!("the shapes [{a}] and [{b}] do not broadcast")));
+                return invalid!("the shapes [{a}] and [{b}] do not broadcast");
             }
             c.binary(op, x, y)
         }
         (CallOperand::Tensor(x), CallOperand::Scalar(s)) => c.binary_scalar(op, x, s),
         (CallOperand::Scalar(s), CallOperand::Tensor(y)) => c.scalar_binary(op, s, y),
         (CallOperand::Scalar(_), CallOperand::Scalar(_)) => {
-            Err(RuleFailure::Invalid("expected at least one tensor operand, found two numbers".into()))
+            invalid!("expected at least one tensor operand, found two numbers")
         }
     }
 }
@@ -184,9 +172,8 @@ fn divide(c: &mut OpCall<'_, '_>) -> EmitResult {
     if c.operand_type(0)?.dtype.is_float() {
         return binary(c, BinaryOp::Div);
     }
-    let x = c.tensor(0)?;
-    let y = c.tensor(1)?;
-    c.truncated_quotient(x, y)
+    let [x, y] = c.first_tensors()?;
+    c.formula([x, y], |[x, y]| x.truncated_quotient(y))
 }
 
 /// The remainder has the sign of the divisor or, with `fmod`, of the dividend.
@@ -194,10 +181,9 @@ fn modulo(c: &mut OpCall<'_, '_>) -> EmitResult {
     if !c.flag("fmod")? {
         return binary(c, BinaryOp::Rem);
     }
-    let x = c.tensor(0)?;
-    let y = c.tensor(1)?;
-    let z = if c.dtype(x).is_float() { c.float_remainder(x, y)? } else { c.truncated_remainder(x, y)? };
-    Ok(z)
+    let [x, y] = c.first_tensors()?;
+    let is_float = c.dtype(x).is_float();
+    c.formula([x, y], |[x, y]| if is_float { x.float_remainder(y) } else { x.truncated_remainder(y) })
 }
 
 /// The result has the dtype of the base, for any dtype of the exponent.
@@ -218,18 +204,16 @@ fn power(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn is_inf(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let x = c.tensor(0)?;
     let signs = (c.int_or("detect_negative", 1)? != 0, c.int_or("detect_positive", 1)? != 0);
-    let y = match signs {
-        (true, true) => {
-            let x = c.unary(UnaryOp::Abs, x)?;
-            c.binary_float(BinaryOp::Eq, x, f64::INFINITY)?
+    match signs {
+        (true, true) => formula(c, |x| x.is_infinite()),
+        (true, false) => formula(c, |x| x.eq(f64::NEG_INFINITY)),
+        (false, true) => formula(c, |x| x.eq(f64::INFINITY)),
+        (false, false) => {
+            let x = c.tensor(0)?;
+            c.full(Scalar::Bool(false), DType::Bool, c.shape(x))
         }
-        (true, false) => c.binary_float(BinaryOp::Eq, x, f64::NEG_INFINITY)?,
-        (false, true) => c.binary_float(BinaryOp::Eq, x, f64::INFINITY)?,
-        (false, false) => c.full(Scalar::Bool(false), DType::Bool, c.shape(x))?,
-    };
-    Ok(y)
+    }
 }
 
 /// The bounds are operands, or attributes before version 11.
@@ -248,9 +232,7 @@ fn clip(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn select(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let condition = c.tensor(0)?;
-    let x = c.tensor(1)?;
-    let y = c.tensor(2)?;
+    let [condition, x, y] = c.first_tensors()?;
     c.select(condition, x, y)
 }
 
@@ -260,9 +242,7 @@ fn dropout(c: &mut OpCall<'_, '_>) -> RuleResult {
         None => false,
         Some(_) => c.scalar(2)?.is_none_or(|s| s.as_f64() != 0.0),
     };
-    if training {
-        return Err(RuleFailure::Opaque("training mode is not supported: it draws random numbers".into()));
-    }
+    unsupported_if!(training, "training mode is not supported: it draws random numbers");
     // The ratio of dropped elements: an operand, or an attribute before version 12.
     c.operand_name(1);
     c.ignore(&["ratio", "seed"]);

@@ -1,27 +1,24 @@
 //! Reading and writing by index. Negative indices of ONNX count from the end, which the IR does not support.
 //! An index is therefore wrapped, unless the nodes that compute it show that it is never negative.
 
-use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, ValueId};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
+use symmc_ir::{DType, Dim, Op, ReductionKind, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("Gather", 13, "take; slice where the index is a constant", gather),
     row("GatherElements", 13, "gather", |c| {
-        let x = c.tensor(0)?;
-        let index = c.tensor(1)?;
+        let [x, index] = c.first_tensors()?;
         let axis = c.axis_or("axis", 0, c.rank(x))?;
         let index = c.wrap_negative_index(index, &c.extent(x, axis))?;
         c.emit("gather", Op::GatherElements { axis }, &[x, index])
     }),
     row("GatherND", 13, "index", |c| {
         let x = c.tensor(0)?;
-        if c.flag("batch_dims")? {
-            return Err(RuleFailure::Opaque("batch axes are not supported".into()));
-        }
+        unsupported_if!(c.flag("batch_dims")?, "batch axes are not supported");
         let mut operands = vec![x];
         operands.extend(coordinate_indices(c, x)?);
         c.emit("index", Op::Index { axis: 0 }, &operands)
@@ -34,9 +31,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         let accumulate = match c.opt_string("reduction")? {
             None | Some("none") => false,
             Some("add") => true,
-            Some(other) => {
-                return Err(RuleFailure::Opaque(format!("the reduction `{other}` is not supported")));
-            }
+            Some(other) => return unsupported!("the reduction `{other}` is not supported"),
         };
         let mut operands = vec![x, source];
         operands.extend(coordinate_indices(c, x)?);
@@ -55,12 +50,11 @@ fn gather(c: &mut OpCall<'_, '_>) -> RuleResult {
         let start = c.index_from_start(Dim::from(index), &n);
         let low = c.dim_bounds(&start).1;
         let high = c.dim_bounds(&(n.clone() - start.clone())).1;
-        if low < 0 || high <= 0 {
-            return Err(RuleFailure::Invalid(format!(
-                "expected an index from -{0} to {0} - 1, found {index}",
-                c.display_dim(&n)
-            )));
-        }
+        invalid_if!(
+            low < 0 || high <= 0,
+            "expected an index from -{0} to {0} - 1, found {index}",
+            c.display_dim(&n)
+        );
         let slice = c.slice(x, axis, start, 1.into(), 1)?;
         let y = if data.shape().is_empty() { c.drop_axis(slice, axis)? } else { slice };
         return c.set_only_result(y);
@@ -75,16 +69,13 @@ fn gather(c: &mut OpCall<'_, '_>) -> RuleResult {
 fn coordinate_indices(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Vec<ValueId>> {
     let index = c.tensor(1)?;
     let Some(last) = c.rank(index).checked_sub(1) else {
-        return Err(RuleFailure::Invalid("expected indices with an axis, found none".into()));
+        return invalid!("expected indices with an axis, found none");
     };
     let count = c.extent(index, last).as_const();
     let Some(count) = count.filter(|n| (1..=c.rank(x) as i64).contains(n)) else {
         let rank = c.rank(x);
         let extent = c.extent(index, last);
-        return Err(RuleFailure::Invalid(format!(
-            "expected 1 to {rank} coordinates, found {}",
-            c.display_dim(&extent)
-        )));
+        return invalid!("expected 1 to {rank} coordinates, found {}", c.display_dim(&extent));
     };
     let mut out = Vec::new();
     for axis in 0..count as usize {
@@ -96,9 +87,7 @@ fn coordinate_indices(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Vec<Valu
 }
 
 fn scatter(c: &mut OpCall<'_, '_>) -> RuleResult {
-    let x = c.tensor(0)?;
-    let index = c.tensor(1)?;
-    let source = c.tensor(2)?;
+    let [x, index, source] = c.first_tensors()?;
     let axis = c.axis_or("axis", 0, c.rank(x))?;
     let combine = match c.opt_string("reduction")? {
         None | Some("none") => None,
@@ -106,9 +95,7 @@ fn scatter(c: &mut OpCall<'_, '_>) -> RuleResult {
         Some("mul") => Some(ReductionKind::Prod),
         Some("max") => Some(ReductionKind::Max),
         Some("min") => Some(ReductionKind::Min),
-        Some(other) => {
-            return Err(RuleFailure::Invalid(format!("expected a known reduction, found `{other}`")));
-        }
+        Some(other) => return invalid!("expected a known reduction, found `{other}`"),
     };
     let index = c.wrap_negative_index(index, &c.extent(x, axis))?;
     let y = c.emit("scatter", Op::ScatterElements { axis, combine }, &[x, index, source])?;
@@ -120,28 +107,21 @@ fn one_hot(c: &mut OpCall<'_, '_>) -> EmitResult {
     let index = c.tensor(0)?;
     let depth = match c.ints(1, "the depth")?.dims.as_slice() {
         [one] => one.clone(),
-        many => {
-            return Err(RuleFailure::Invalid(format!("expected one number as depth, found {}", many.len())));
-        }
+        many => return invalid!("expected one number as depth, found {}", many.len()),
     };
     let values = c.tensor(2)?;
     let rank = c.rank(index) + 1;
     let axis = c.axis_or("axis", -1, rank)?;
     let index = c.cast(index, DType::I64)?;
     let index = c.wrap_negative_index(index, &depth)?;
-    let index = c.unsqueeze(index, axis)?;
     let mut line = vec![Dim::from(1); rank];
     line[axis] = depth.clone();
-    let classes = c.iota(depth, 0, 1, DType::I64)?;
-    let classes = c.reshape(classes, line)?;
-    let hot = c.binary(BinaryOp::Eq, index, classes)?;
-    let off = take_scalar(c, values, 0)?;
-    let on = take_scalar(c, values, 1)?;
-    c.select(hot, on, off)
-}
-
-/// Element `index` of a vector, without axes.
-fn take_scalar(c: &mut OpCall<'_, '_>, vector: ValueId, index: i64) -> EmitResult {
-    let element = c.slice(vector, 0, index.into(), 1.into(), 1)?;
-    c.reshape(element, vec![])
+    c.formula([index, values], |[index, values]| {
+        let index = index.unsqueeze(axis);
+        let classes = index.map(|c, _| c.iota(depth, 0, 1, DType::I64)).reshape(line);
+        let is_class = index.eq(classes);
+        let off = values.slice(0, 0, 1).reshape(vec![]);
+        let on = values.slice(0, 1, 1).reshape(vec![]);
+        is_class.select(on, off)
+    })
 }

@@ -1,16 +1,15 @@
 //! Matrix products.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, invalid_if, unsupported_if};
 use symmc_ir::DType;
 
 use super::{RuleRow, row};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure};
+use crate::lower::EmitResult;
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("MatMul", 13, "matmul", |c| {
-        let x = c.tensor(0)?;
-        let y = c.tensor(1)?;
+        let [x, y] = c.first_tensors()?;
         c.numpy_matmul(x, y)
     }),
     row("Gemm", 13, "permute, matmul_unrounded, mul, add, cast", gemm),
@@ -27,13 +26,12 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
 fn gemm(c: &mut OpCall<'_, '_>) -> EmitResult {
     let mut x = c.tensor(0)?;
     let mut y = c.tensor(1)?;
-    if (c.rank(x), c.rank(y)) != (2, 2) {
-        return Err(RuleFailure::Invalid(format!(
-            "expected two matrices, found {} and {} axes",
-            c.rank(x),
-            c.rank(y)
-        )));
-    }
+    invalid_if!(
+        (c.rank(x), c.rank(y)) != (2, 2),
+        "expected two matrices, found {} and {} axes",
+        c.rank(x),
+        c.rank(y)
+    );
     if c.flag("transA")? {
         x = c.transposed(x)?;
     }
@@ -54,9 +52,10 @@ fn gemm(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn fused(c: &mut OpCall<'_, '_>) -> EmitResult {
-    if c.flag("transBatchA")? || c.flag("transBatchB")? {
-        return Err(RuleFailure::Opaque("transposed batch axes are not supported".into()));
-    }
+    unsupported_if!(
+        c.flag("transBatchA")? || c.flag("transBatchB")?,
+        "transposed batch axes are not supported"
+    );
     let mut x = c.tensor(0)?;
     let mut y = c.tensor(1)?;
     if c.flag("transA")? {

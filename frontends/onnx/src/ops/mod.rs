@@ -46,7 +46,7 @@ pub(crate) fn find_rule(domain: &str, op: &str) -> Option<&'static RuleRow> {
 /// The schema of an op in a version of its operator set. Fails if the operator set does not have the op, or
 /// its rule does not support that version.
 pub(crate) fn find_definition(row: &RuleRow, version: i64) -> Result<&'static OpSchema, String> {
-    let versions = schemas::op_versions(row.name);
+    let versions = schemas::op_versions(row.names);
     let Some(schema) = versions.iter().filter(|s| s.since <= version).max_by_key(|s| s.since) else {
         let first = versions.iter().map(|s| s.since).min().unwrap_or(1);
         return Err(format!(
@@ -74,9 +74,9 @@ mod tests {
     #[test]
     fn every_rule_is_of_a_version_that_is_known() {
         for row in RULE_TABLES.rows() {
-            let versions = op_versions(row.name);
-            assert!(versions.iter().any(|s| s.since == row.rule.up_to), "{}: {versions:?}", row.name);
-            assert!(versions.iter().all(|s| s.since <= newest_opset()), "{}", row.name);
+            let versions = op_versions(row.names);
+            assert!(versions.iter().any(|s| s.since == row.rule.up_to), "{}: {versions:?}", row.names);
+            assert!(versions.iter().all(|s| s.since <= newest_opset()), "{}", row.names);
         }
         assert!(is_standard("Conv") && is_standard("Relu") && !is_standard("Convolution"));
     }

@@ -1,12 +1,12 @@
 //! Softmax and normalization. They become single ops where the IR has them.
 
 use symmc_import::emit::extent_product;
-use symmc_import::{Emit, RuleCall};
-use symmc_ir::{BinaryOp, Dim, FloatAttribute, Op, ReductionKind, Scalar, UnaryOp, ValueId};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid_if, unsupported_if};
+use symmc_ir::{BinaryOp, Dim, FloatAttribute, Op, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("Softmax", 13, "softmax", |c| softmax(c, false)),
@@ -35,23 +35,13 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("LpNormalization", 22, "x / norm", |c| {
         let x = c.tensor(0)?;
         let axis = c.axis_or("axis", -1, c.rank(x))?;
-        let norm = match c.int_or("p", 2)? {
-            1 => {
-                let a = c.unary(UnaryOp::Abs, x)?;
-                c.reduce(ReductionKind::Sum, a, vec![axis], true)?
-            }
-            2 => {
-                let s = c.binary(BinaryOp::Mul, x, x)?;
-                let s = c.reduce(ReductionKind::Sum, s, vec![axis], true)?;
-                c.unary(UnaryOp::Sqrt, s)?
-            }
-            p => return Err(RuleFailure::Invalid(format!("expected p of 1 or 2, found {p}"))),
-        };
-        // Vectors of zeros stay zeros.
-        let zero = c.binary_float(BinaryOp::Eq, norm, 0.0)?;
-        let unit = c.full(Scalar::Int(1), c.dtype(norm), vec![])?;
-        let norm = c.select(zero, unit, norm)?;
-        c.binary(BinaryOp::Div, x, norm)
+        let p = c.int_or("p", 2)?;
+        invalid_if!(p != 1 && p != 2, "expected p of 1 or 2, found {p}");
+        c.formula([x], |[x]| {
+            let norm = if p == 1 { x.abs().sum(&[axis], true) } else { x.square().sum(&[axis], true).sqrt() };
+            // Vectors of zeros stay zeros.
+            x / norm.eq(0.0).select(1.0, norm)
+        })
     }),
 ];
 
@@ -78,8 +68,7 @@ fn softmax(c: &mut OpCall<'_, '_>, log: bool) -> RuleResult {
 
 /// The sum of the first two operands and of the optional operand `bias`. It is also the fourth result.
 fn add_skip_connection(c: &mut OpCall<'_, '_>, bias: usize) -> EmitResult {
-    let x = c.tensor(0)?;
-    let skip = c.tensor(1)?;
+    let [x, skip] = c.first_tensors()?;
     let mut sum = c.binary(BinaryOp::Add, x, skip)?;
     if let Some(bias) = c.opt_tensor(bias)? {
         sum = c.binary(BinaryOp::Add, sum, bias)?;
@@ -126,7 +115,7 @@ fn layer_norm(
     let bias = expand_to_normalized_axes(c, x, bias, axes)?;
     let y = c.layer_norm(x, (weight, bias), axes, eps)?;
     if c.is_result_read(1) || c.is_result_read(2) {
-        let (mean, scale) = c.mean_and_inverse_std(x, axes, eps)?;
+        let [mean, scale] = c.formulas([x], |[x]| x.mean_and_inverse_std(axes, eps))?;
         c.set_result(1, mean);
         c.set_result(2, scale);
     }
@@ -151,7 +140,7 @@ fn rms_norm(c: &mut OpCall<'_, '_>, x: ValueId, weight: Option<ValueId>, epsilon
     // computed.
     let inverse = if c.result_count() > 2 { 2 } else { 1 };
     if c.is_result_read(inverse) {
-        let scale = c.inverse_rms(x, axes, eps)?;
+        let scale = c.formula([x], |[x]| x.inverse_rms(axes, eps))?;
         c.set_result(inverse, scale);
     }
     c.set_only_result(y)
@@ -161,12 +150,7 @@ fn rms_norm(c: &mut OpCall<'_, '_>, x: ValueId, weight: Option<ValueId>, epsilon
 fn group_norm(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.tensor(0)?;
     let shape = c.shape(x);
-    if c.version < 21 {
-        return Err(RuleFailure::Opaque(format!(
-            "version {} has one weight per group, which is not supported",
-            c.version
-        )));
-    }
+    unsupported_if!(c.version < 21, "version {} has one weight per group, which is not supported", c.version);
     let groups = c.int("num_groups")?;
     let eps = c.float_or("epsilon", EPSILON)?;
     let flat = c.group_channels(x, groups)?;

@@ -1,11 +1,11 @@
 //! Reductions, arg-reductions and cumulative sums.
 
-use symmc_import::Emit;
-use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueId};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, unsupported, unsupported_if};
+use symmc_ir::{ArgOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleFailure, RuleResult, Term};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("ReduceSum", 13, "sum", |c| reduce(c, ReductionKind::Sum)),
@@ -13,14 +13,10 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("ReduceProd", 18, "prod", |c| reduce(c, ReductionKind::Prod)),
     row("ReduceMax", 20, "max; any", |c| reduce(c, ReductionKind::Max)),
     row("ReduceMin", 20, "min; all", |c| reduce(c, ReductionKind::Min)),
-    row("ReduceL1", 18, "sum of abs", |c| sum_between(c, |c, x| c.unary(UnaryOp::Abs, x), |_, y| Ok(y))),
-    row("ReduceL2", 18, "sqrt of sum of squares", |c| {
-        sum_between(c, |c, x| c.binary(BinaryOp::Mul, x, x), |c, y| c.unary(UnaryOp::Sqrt, y))
-    }),
-    row("ReduceSumSquare", 18, "sum of squares", |c| {
-        sum_between(c, |c, x| c.binary(BinaryOp::Mul, x, x), |_, y| Ok(y))
-    }),
-    row("ReduceLogSum", 28, "log of sum", |c| sum_between(c, |_, x| Ok(x), |c, y| c.unary(UnaryOp::Log, y))),
+    row("ReduceL1", 18, "sum of abs", |c| sum_between(c, |x| x.abs(), |y| y)),
+    row("ReduceL2", 18, "sqrt of sum of squares", |c| sum_between(c, |x| x.square(), |y| y.sqrt())),
+    row("ReduceSumSquare", 18, "sum of squares", |c| sum_between(c, |x| x.square(), |y| y)),
+    row("ReduceLogSum", 28, "log of sum", |c| sum_between(c, |x| x, |y| y.log())),
     row("ReduceLogSumExp", 28, "log of sum of exp, from the maximum", log_sum_exp),
     row("ArgMax", 13, "argmax", |c| arg_reduce(c, ArgOp::Max)),
     row("ArgMin", 13, "argmin", |c| arg_reduce(c, ArgOp::Min)),
@@ -75,16 +71,16 @@ fn reduce_keeping_dtype(
 /// Applies a function, sums, and applies another function.
 fn sum_between(
     c: &mut OpCall<'_, '_>,
-    before: fn(&mut OpCall<'_, '_>, ValueId) -> EmitResult,
-    after: fn(&mut OpCall<'_, '_>, ValueId) -> EmitResult,
+    before: for<'f> fn(Term<'f>) -> Term<'f>,
+    after: for<'f> fn(Term<'f>) -> Term<'f>,
 ) -> EmitResult {
     let x = c.tensor(0)?;
     let Some((axes, keep)) = reduced_axes(c, x)? else {
-        return Err(RuleFailure::Opaque("a reduction over no axis is not supported".into()));
+        return unsupported!("a reduction over no axis is not supported");
     };
-    let y = before(c, x)?;
+    let y = c.formula([x], |[x]| before(x))?;
     let y = reduce_keeping_dtype(c, ReductionKind::Sum, y, axes, keep)?;
-    after(c, y)
+    c.formula([y], |[y]| after(y))
 }
 
 fn log_sum_exp(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -94,20 +90,16 @@ fn log_sum_exp(c: &mut OpCall<'_, '_>) -> EmitResult {
         return Ok(x);
     }
     // Subtracting an infinite maximum from itself would give NaN.
-    let max = c.reduce(ReductionKind::Max, x, axes.clone(), true)?;
-    let size = c.unary(UnaryOp::Abs, max)?;
-    let infinite = c.binary_float(BinaryOp::Eq, size, f64::INFINITY)?;
-    let zero = c.full(Scalar::Int(0), c.dtype(max), vec![])?;
-    let shift = c.select(infinite, zero, max)?;
-    c.log_sum_exp(x, shift, axes, keep)
+    c.formula([x], |[x]| {
+        let max = x.reduce(ReductionKind::Max, &axes, true);
+        x.log_sum_exp(max.is_infinite().select(0.0, max), &axes, keep)
+    })
 }
 
 fn arg_reduce(c: &mut OpCall<'_, '_>, op: ArgOp) -> EmitResult {
     let x = c.tensor(0)?;
     let axis = c.axis_or("axis", 0, c.rank(x))?;
-    if c.flag("select_last_index")? {
-        return Err(RuleFailure::Opaque("select_last_index is not supported".into()));
-    }
+    unsupported_if!(c.flag("select_last_index")?, "select_last_index is not supported");
     let keep = c.int_or("keepdims", 1)? != 0;
     c.arg_reduce(op, x, axis, keep)
 }
@@ -140,9 +132,7 @@ fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
         Some(k) => Dim::from(k),
         None => match c.ints(1, "k")?.dims.as_slice() {
             [one] => one.clone(),
-            many => {
-                return Err(RuleFailure::Invalid(format!("expected one number as k, found {}", many.len())));
-            }
+            many => return invalid!("expected one number as k, found {}", many.len()),
         },
     };
     shape[axis] = k;
@@ -153,6 +143,5 @@ fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
     let types = vec![TensorType::new(c.dtype(x), shape.clone()), TensorType::new(DType::I64, shape)];
     let name = format!("{}.topk", c.label);
     let results = c.builder_mut().node_as(&name, op, &[x], types)?;
-    results.into_iter().enumerate().for_each(|(i, v)| c.set_result(i, v));
-    Ok(())
+    c.set_results(results)
 }

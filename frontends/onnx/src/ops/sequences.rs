@@ -1,6 +1,6 @@
 //! Sequences of tensors. They exist only at import.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, invalid, unsupported, unsupported_if};
 use symmc_ir::{Dim, ValueId};
 
 use super::{RuleRow, row, row_of_results};
@@ -29,7 +29,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("ConcatFromSequence", 11, "reshape, concat", |c| {
         let mut tensors = c.sequence(0)?;
         let Some(&first) = tensors.first() else {
-            return Err(RuleFailure::Invalid("expected at least one element, found none".into()));
+            return invalid!("expected at least one element, found none");
         };
         let new = c.flag("new_axis")?;
         let axis = c.resolve_axis(c.int("axis")?, c.rank(first) + usize::from(new))?;
@@ -55,11 +55,9 @@ fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
         other => {
             let each = other.map_or(Some(1), |i| i.dims.first().and_then(Dim::as_const));
             let (Some(n), Some(each @ 1..)) = (n.as_const(), each) else {
-                return Err(RuleFailure::Opaque("the number of slices is symbolic".into()));
+                return unsupported!("the number of slices is symbolic");
             };
-            if n / each >= MAX_PIECES {
-                return Err(RuleFailure::Opaque(format!("more than {MAX_PIECES} slices are not supported")));
-            }
+            unsupported_if!(n / each >= MAX_PIECES, "more than {MAX_PIECES} slices are not supported");
             (0..(n + each - 1) / each).map(|i| Dim::from(each.min(n - i * each))).collect()
         }
     };

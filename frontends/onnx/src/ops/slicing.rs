@@ -1,7 +1,7 @@
 //! Slices, splits, concatenation, repetition, padding.
 
-use symmc_import::Emit;
-use symmc_ir::{Dim, Op, Scalar, TensorType, ValueId};
+use symmc_import::{Emit, RuleCall, invalid, invalid_if, unsupported};
+use symmc_ir::{DType, Dim, FloatAttribute, Op, Scalar, TensorType, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
@@ -37,9 +37,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         let (split, perm) = match c.opt_string("mode")? {
             Some("CRD") => ([less.clone(), block.clone(), block.clone()], vec![0, 1, 4, 2, 5, 3]),
             None | Some("DCR") => ([block.clone(), block.clone(), less.clone()], vec![0, 3, 4, 1, 5, 2]),
-            Some(other) => {
-                return Err(RuleFailure::Invalid(format!("expected mode DCR or CRD, found `{other}`")));
-            }
+            Some(other) => return invalid!("expected mode DCR or CRD, found `{other}`"),
         };
         let [a, b, d] = split;
         let y = c.reshape(x, vec![n.clone(), a, b, d, h.clone(), w.clone()])?;
@@ -70,13 +68,11 @@ fn slice_bounds(c: &mut OpCall<'_, '_>) -> RuleResult<Vec<SliceBounds>> {
     let axes = slice_operand(c, 3, "axes")?;
     let steps = slice_operand(c, 4, "steps")?;
     let (Some(starts), Some(ends)) = (starts, ends) else {
-        return Err(RuleFailure::Invalid("expected starts and ends, found none".into()));
+        return invalid!("expected starts and ends, found none");
     };
     let n = starts.len();
     let lengths = [ends.len(), axes.as_ref().map_or(n, Vec::len), steps.as_ref().map_or(n, Vec::len)];
-    if lengths.iter().any(|l| *l != n) {
-        return Err(RuleFailure::Invalid(format!("expected {n} ends, axes and steps, found {lengths:?}")));
-    }
+    invalid_if!(lengths.iter().any(|l| *l != n), "expected {n} ends, axes and steps, found {lengths:?}");
     let mut bounds = Vec::with_capacity(n);
     for (i, (start, end)) in starts.into_iter().zip(ends).enumerate() {
         let axis = constant_at(&axes, i, "axes")?.unwrap_or(i as i64);
@@ -97,7 +93,7 @@ fn constant_at(list: &Option<Vec<Dim>>, i: usize, what: &str) -> RuleResult<Opti
     let Some(list) = list else { return Ok(None) };
     match list[i].as_const() {
         Some(constant) => Ok(Some(constant)),
-        None => Err(RuleFailure::Opaque(format!("the {what} are symbolic"))),
+        None => unsupported!("the {what} are symbolic"),
     }
 }
 
@@ -106,7 +102,7 @@ fn slice(c: &mut OpCall<'_, '_>) -> EmitResult {
     for SliceBounds { start, end, axis, step } in slice_bounds(c)? {
         let axis = c.resolve_axis(axis, c.rank(y))?;
         y = match step {
-            0 => return Err(RuleFailure::Invalid("expected a step other than 0, found 0".into())),
+            0 => return invalid!("expected a step other than 0, found 0"),
             1.. => {
                 let end = (end.as_const().is_none_or(|e| e < FAR)).then_some(end);
                 let (start, len) = c.slice_range(&c.extent(y, axis), start, end, step);
@@ -143,7 +139,7 @@ fn slice_backwards(
             e => e.max_with(&(-1).into()),
         },
     };
-    let index = c.range(&start, &end, step, symmc_ir::DType::I64)?;
+    let index = c.range(&start, &end, step, DType::I64)?;
     c.emit("take", Op::Take { axis }, &[x, index])
 }
 
@@ -159,9 +155,7 @@ fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
         (None, Some(list)) => list.iter().map(|&d| Dim::from(d)).collect(),
         (None, None) => {
             let pieces = c.int_or("num_outputs", count)?;
-            if pieces != count || count == 0 {
-                return Err(RuleFailure::Invalid(format!("expected {pieces} results, found {count}")));
-            }
+            invalid_if!(pieces != count || count == 0, "expected {pieces} results, found {count}");
             let each = match n.exact_div(&count.into()) {
                 Some(each) => each,
                 None => (n.clone() + Dim::from(count - 1)).floor_div(&count.into()),
@@ -173,18 +167,15 @@ fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
             lengths
         }
     };
-    if lengths.len() as i64 != count {
-        return Err(RuleFailure::Invalid(format!("expected {} results, found {count}", lengths.len())));
-    }
+    invalid_if!(lengths.len() as i64 != count, "expected {} results, found {count}", lengths.len());
     let pieces = c.split_by_lengths(x, axis, lengths)?;
-    pieces.into_iter().enumerate().for_each(|(i, piece)| c.set_result(i, piece));
-    Ok(())
+    c.set_results(pieces)
 }
 
 /// The pads are all numbers before the axes, then all numbers after them. Negative numbers remove elements.
 fn pad(c: &mut OpCall<'_, '_>) -> RuleResult {
     if let Some(mode) = c.opt_string("mode")?.filter(|m| *m != "constant") {
-        return Err(RuleFailure::Opaque(format!("the mode `{mode}` is not supported")));
+        return unsupported!("the mode `{mode}` is not supported");
     }
     let x = c.tensor(0)?;
     let mut shape = c.shape(x);
@@ -192,19 +183,17 @@ fn pad(c: &mut OpCall<'_, '_>) -> RuleResult {
     let pads = match (c.opt_ints(1, "the pads")?, c.opt_attribute_ints("pads")?) {
         (Some(ints), _) => ints.dims,
         (None, Some(list)) => list.iter().map(|&d| Dim::from(d)).collect(),
-        (None, None) => return Err(RuleFailure::Invalid("expected pads, found none".into())),
+        (None, None) => return invalid!("expected pads, found none"),
     };
     let axes = match c.opt_consts(3, "axes")? {
         Some(axes) => axes.into_iter().map(|a| c.resolve_axis(a, rank)).collect::<RuleResult<Vec<_>>>()?,
         None => (0..rank).collect(),
     };
-    if pads.len() != 2 * axes.len() {
-        return Err(RuleFailure::Invalid(format!("expected {} pads, found {}", 2 * axes.len(), pads.len())));
-    }
+    invalid_if!(pads.len() != 2 * axes.len(), "expected {} pads, found {}", 2 * axes.len(), pads.len());
     let value = match (c.operand_name(2), c.scalar(2)?) {
-        (Some(_), None) => return Err(RuleFailure::Opaque("the pad value depends on data".into())),
+        (Some(_), None) => return unsupported!("the pad value depends on data"),
         (_, Some(value)) => value,
-        (None, None) => Scalar::Float(symmc_ir::FloatAttribute(c.float_or("value", 0.0)?)),
+        (None, None) => Scalar::Float(FloatAttribute(c.float_or("value", 0.0)?)),
     };
     let mut low = vec![Dim::from(0); rank];
     for (i, &axis) in axes.iter().enumerate() {

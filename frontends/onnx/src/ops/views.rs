@@ -1,7 +1,7 @@
 //! Views that keep all elements, and ops that return extents.
 
-use symmc_import::Emit;
 use symmc_import::emit::extent_product;
+use symmc_import::{Emit, invalid};
 use symmc_ir::{Dim, infer};
 
 use super::{RuleRow, row, row_of_results};
@@ -27,10 +27,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         let shape = c.shape(x);
         let axes = c.axes(1, shape.len())?;
         if let Some(a) = axes.iter().flatten().find(|&&a| c.dim_bounds(&shape[a]).0 > 1) {
-            return Err(RuleFailure::Invalid(format!(
-                "expected an extent of 1 at axis {a}, found {}",
-                c.display_dim(&shape[*a])
-            )));
+            return invalid!("expected an extent of 1 at axis {a}, found {}", c.display_dim(&shape[*a]));
         }
         let kept_axes = shape.into_iter().enumerate().filter(|(a, extent)| match &axes {
             Some(axes) => !axes.contains(a),
@@ -86,7 +83,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
 fn set_extents(c: &mut OpCall<'_, '_>, ints: SymbolicInts) -> RuleResult {
     match ints.into_known() {
         Some(value) => c.set_known(0, value),
-        None => return Err(RuleFailure::Invalid("the extents exceed the limits of the IR".into())),
+        None => return invalid!("the extents exceed the limits of the IR"),
     }
     Ok(())
 }

@@ -6,7 +6,7 @@
 //! that form. Dropout is rejected, so the random state is imported as zeros, which the gradient does not
 //! read. Gradients of masks stay opaque.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, RuleCall, invalid_if, unsupported, unsupported_if};
 use symmc_ir::attention::causal_bounds_if;
 use symmc_ir::{DType, Dim, FloatAttribute, Op, Scalar, TensorType, ValueId};
 
@@ -17,96 +17,59 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::scope::tensor_names;
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row_of_results("aten.scaled_dot_product_attention", "attention", |c| {
-        attention_alone(c, MaskArgument::Named("attn_mask"))
-    }),
-    row_of_results("aten._scaled_dot_product_attention_math", "attention", |c| {
-        attention_alone(c, MaskArgument::Named("attn_mask"))
-    }),
-    row_of_results("aten._scaled_dot_product_flash_attention", "attention", |c| {
-        fused_attention(c, MaskArgument::Absent)
-    }),
-    row_of_results("aten._scaled_dot_product_flash_attention_for_cpu", "attention", |c| {
-        fused_attention(c, MaskArgument::Named("attn_mask"))
-    }),
-    row_of_results("aten._scaled_dot_product_efficient_attention", "attention", |c| {
-        fused_attention(c, MaskArgument::Named("attn_bias"))
-    }),
-    row_of_results("aten._scaled_dot_product_cudnn_attention", "attention", |c| {
-        fused_attention(c, MaskArgument::OfCudnn)
-    }),
-    row_of_results("aten._scaled_dot_product_fused_attention_overrideable", "attention", |c| {
-        fused_attention(c, MaskArgument::Named("attn_bias"))
-    }),
-    row_of_results("aten._scaled_dot_product_flash_attention_backward", "attention_gradient", |c| {
-        gradient(c, "grad_out", MaskArgument::Absent)
-    }),
-    row_of_results("aten._scaled_dot_product_flash_attention_for_cpu_backward", "attention_gradient", |c| {
-        gradient(c, "grad_out", MaskArgument::Named("attn_mask"))
-    }),
-    row_of_results("aten._scaled_dot_product_efficient_attention_backward", "attention_gradient", |c| {
-        gradient(c, "grad_out_", MaskArgument::Named("attn_bias"))
-    }),
-    row_of_results("aten._scaled_dot_product_cudnn_attention_backward", "attention_gradient", |c| {
-        gradient(c, "grad_out", MaskArgument::OfCudnn)
-    }),
     row_of_results(
-        "aten._scaled_dot_product_fused_attention_overrideable_backward",
+        "aten.scaled_dot_product_attention aten._scaled_dot_product_attention_math",
+        "attention",
+        |c| {
+            c.require_results_unread_from(1)?;
+            attention(c)
+        },
+    ),
+    row_of_results(
+        "aten._scaled_dot_product_flash_attention aten._scaled_dot_product_flash_attention_for_cpu \
+         aten._scaled_dot_product_efficient_attention aten._scaled_dot_product_cudnn_attention \
+         aten._scaled_dot_product_fused_attention_overrideable",
+        "attention",
+        fused_attention,
+    ),
+    row_of_results(
+        "aten._scaled_dot_product_flash_attention_backward \
+         aten._scaled_dot_product_flash_attention_for_cpu_backward \
+         aten._scaled_dot_product_efficient_attention_backward \
+         aten._scaled_dot_product_cudnn_attention_backward \
+         aten._scaled_dot_product_fused_attention_overrideable_backward",
         "attention_gradient",
-        |c| gradient(c, "grad_out", MaskArgument::Named("attn_bias")),
+        gradient,
     ),
 ];
 
-/// The argument in which a kernel takes its mask.
-#[derive(Clone, Copy)]
-enum MaskArgument {
-    Absent,
-    Named(&'static str),
-    /// The argument of cuDNN's kernel ([`cudnn_mask`]).
-    OfCudnn,
-}
-
-impl MaskArgument {
-    fn read(self, c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
-        match self {
-            MaskArgument::Absent => Ok(None),
-            MaskArgument::Named(name) => c.opt_tensor(name),
-            MaskArgument::OfCudnn => cudnn_mask(c),
-        }
+/// The mask, in the argument in which the kernel takes it.
+fn read_mask(c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
+    if c.node.target.contains("_cudnn_") {
+        return cudnn_mask(c);
     }
-}
-
-/// Attention whose other results are not read.
-fn attention_alone(c: &mut OpCall<'_, '_>, mask: MaskArgument) -> RuleResult {
-    c.require_results_unread_from(1)?;
-    attention(c, mask)
+    Ok(c.opt_tensor("attn_mask")?.or(c.opt_tensor("attn_bias")?))
 }
 
 /// Attention with the additional results that the kernel for its gradient reads.
-fn fused_attention(c: &mut OpCall<'_, '_>, mask: MaskArgument) -> RuleResult {
+fn fused_attention(c: &mut OpCall<'_, '_>) -> RuleResult {
     for result in 2..c.result_count() {
         random_state(c, result)?;
     }
     let computed = c.bool_or("compute_log_sumexp", true)? && c.bool_or("compute_logsumexp", true)?;
-    if c.is_result_read(1) && !computed {
-        return Err(RuleFailure::Opaque("the log-sum-exp is used, but was not requested".into()));
-    }
-    attention(c, mask)
+    unsupported_if!(c.is_result_read(1) && !computed, "the log-sum-exp is used, but was not requested");
+    attention(c)
 }
 
-fn attention(c: &mut OpCall<'_, '_>, mask: MaskArgument) -> RuleResult {
+fn attention(c: &mut OpCall<'_, '_>) -> RuleResult {
     // The extents say whether heads are grouped. The other arguments are about results that are not read.
     c.ignore(&["enable_gqa", "compute_log_sumexp", "compute_logsumexp", "return_debug_mask"]);
     require_no_dropout(c)?;
-    let q = c.tensor("query")?;
-    let k = c.tensor("key")?;
-    let v = c.tensor("value")?;
-    let mask = mask.read(c)?;
+    let [q, k, v] = c.tensors_named(["query", "key", "value"])?;
+    let mask = read_mask(c)?;
     let causal = c.bool_or("is_causal", false)?;
     let rank = c.rank(q);
-    if rank < 2 {
-        return Err(RuleFailure::Invalid(format!("expected a query of at least two axes, found {rank}")));
-    }
+    invalid_if!(rank < 2, "expected a query of at least two axes, found {rank}");
     let scale = c.attention_scale(q, c.opt_scalar("scale")?.map(Scalar::as_f64))?;
     let operands = [expand_heads(c, q, q, rank)?, expand_heads(c, k, q, rank)?, expand_heads(c, v, q, rank)?];
     if !c.is_result_read(1) {
@@ -120,8 +83,7 @@ fn attention(c: &mut OpCall<'_, '_>, mask: MaskArgument) -> RuleResult {
         Op::Attention { scale: FloatAttribute(scale), cap: None, bounds, sink: false, log_sum_exp: true };
     let outputs = c.emit_all("attention", op, &operands)?;
     let sums = to_declared_log_sum_exp(c, outputs[1])?;
-    c.set_result(1, sums);
-    c.set_only_result(outputs[0])
+    c.set_results([outputs[0], sums])
 }
 
 /// The mask of cuDNN's attention. PyTorch converts a bool mask for it to numbers: 0 where a column is seen and
@@ -177,7 +139,7 @@ fn random_state(c: &mut OpCall<'_, '_>, result: usize) -> RuleResult {
             c.set_result(result, zero);
             Ok(())
         }
-        _ => Err(RuleFailure::Opaque(format!("result {result} is used, which is not supported"))),
+        _ => unsupported!("result {result} is used, which is not supported"),
     }
 }
 
@@ -223,34 +185,25 @@ fn from_declared_log_sum_exp(c: &mut OpCall<'_, '_>, sums: ValueId, q: ValueId) 
     if c.rank(sums) == rows.len() + 1 {
         sums = c.drop_axis(sums, rows.len())?;
     }
-    if c.rank(sums) != rows.len() {
-        return Err(RuleFailure::Opaque(format!("the log-sum-exp has {} axes", c.rank(sums))));
-    }
+    unsupported_if!(c.rank(sums) != rows.len(), "the log-sum-exp has {} axes", c.rank(sums));
     let row_axis = rows.len() - 1;
     sums = c.slice(sums, row_axis, Dim::from(0), rows[row_axis].clone(), 1)?;
     c.cast(sums, c.dtype(q).compute_dtype())
 }
 
-fn gradient(c: &mut OpCall<'_, '_>, of_result: &str, mask: MaskArgument) -> RuleResult {
+fn gradient(c: &mut OpCall<'_, '_>) -> RuleResult {
     let unread = ["cum_seq_q", "cum_seq_k", "max_q", "max_k", "philox_seed", "philox_offset"];
     c.ignore(&unread);
     // The reads of the results already say which gradients are wanted.
     c.ignore(&["grad_input_mask"]);
     c.require_results_unread_from(3)?;
     require_no_dropout(c)?;
-    let of_result = c.tensor(of_result)?;
-    let result = c.tensor("out")?;
-    let q = c.tensor("query")?;
-    let k = c.tensor("key")?;
-    let v = c.tensor("value")?;
-    let mask = mask.read(c)?;
+    let of_result = c.opt_tensor("grad_out_")?;
+    let of_result = of_result.map_or_else(|| c.tensor("grad_out"), Ok)?;
+    let [result, q, k, v] = c.tensors_named(["out", "query", "key", "value"])?;
+    let mask = read_mask(c)?;
     let causal = c.bool_or("is_causal", false)?;
-    if c.rank(q) < 3 {
-        return Err(RuleFailure::Invalid(format!(
-            "expected a query of at least three axes, found {}",
-            c.rank(q)
-        )));
-    }
+    invalid_if!(c.rank(q) < 3, "expected a query of at least three axes, found {}", c.rank(q));
     let scale = c.attention_scale(q, c.opt_scalar("scale")?.map(Scalar::as_f64))?;
     let sums = c.tensor("logsumexp")?;
     let sums = from_declared_log_sum_exp(c, sums, q)?;
@@ -271,9 +224,7 @@ fn expand_heads(c: &mut OpCall<'_, '_>, x: ValueId, q: ValueId, rank: usize) -> 
     }
     let extents = c.shape(x);
     let mut shape = c.shape(q);
-    if extents.len() > rank {
-        return Err(RuleFailure::Opaque("key or value has more axes than the query".into()));
-    }
+    unsupported_if!(extents.len() > rank, "key or value has more axes than the query");
     let new = rank - extents.len();
     for (axis, d) in extents.iter().enumerate() {
         if axis + new + 3 >= rank || d.as_const() != Some(1) {

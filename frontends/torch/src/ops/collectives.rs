@@ -4,7 +4,7 @@
 //! for each of its tensors. The contents of work buffers after a symmetric-memory op are undefined. Groups
 //! are named by strings; see [`crate::groups`] for their members.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, RuleCall, invalid, invalid_if, unsupported};
 use symmc_ir::{
     AllToAllSplits, BinaryOp, Collective, CollectiveKind, CollectiveReduceOp, Dim, GroupId, Op, Scalar,
     ValueId,
@@ -18,61 +18,43 @@ use crate::operand_dtypes::dtype_failure;
 use crate::per_rank::PerRankArgument;
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row_of_results("_c10d_functional.all_reduce", "all_reduce", |c| lower_each_tensor(c, all_reduce)),
-    row_of_results("_c10d_functional.all_reduce_coalesced", "all_reduce", |c| {
-        lower_each_tensor(c, all_reduce)
-    }),
-    row_of_results("_c10d_functional.all_gather_into_tensor", "all_gather", |c| {
-        lower_each_tensor(c, all_gather)
-    }),
-    row_of_results("_c10d_functional.all_gather_into_tensor_coalesced", "all_gather", |c| {
-        lower_each_tensor(c, all_gather)
-    }),
-    row_of_results("_c10d_functional.reduce_scatter_tensor", "reduce_scatter", |c| {
-        lower_each_tensor(c, reduce_scatter)
-    }),
-    row_of_results("_c10d_functional.reduce_scatter_tensor_coalesced", "reduce_scatter", |c| {
-        lower_each_tensor(c, reduce_scatter)
-    }),
+    row_of_results(
+        "_c10d_functional.all_reduce _c10d_functional.all_reduce_coalesced \
+         _c10d_functional_autograd.all_reduce symm_mem.one_shot_all_reduce \
+         symm_mem.multimem_one_shot_all_reduce",
+        "all_reduce",
+        |c| lower_each_tensor(c, all_reduce),
+    ),
+    row_of_results(
+        "_c10d_functional.all_gather_into_tensor _c10d_functional.all_gather_into_tensor_coalesced \
+         _c10d_functional_autograd.all_gather_into_tensor symm_mem._low_contention_all_gather \
+         symm_mem._low_contention_all_gather_ce_multicast",
+        "all_gather",
+        |c| lower_each_tensor(c, all_gather),
+    ),
+    row_of_results(
+        "_c10d_functional.reduce_scatter_tensor _c10d_functional.reduce_scatter_tensor_coalesced \
+         _c10d_functional_autograd.reduce_scatter_tensor symm_mem._low_contention_reduce_scatter",
+        "reduce_scatter",
+        |c| lower_each_tensor(c, reduce_scatter),
+    ),
     row_of_results("_c10d_functional.all_to_all_single", "all_to_all, permute_ranks", |c| {
         lower_each_tensor(c, all_to_all)
     }),
     row_of_results("_c10d_functional.broadcast", "broadcast", |c| {
         lower_each_tensor(c, |c, x| broadcast(c, x, "src"))
     }),
-    row("_c10d_functional.wait_tensor", "(identity)", identity),
+    row("_c10d_functional.wait_tensor _c10d_functional._wrap_tensor_autograd", "(identity)", identity),
     row_of_results("_c10d_functional.wait_tensors", "(identity)", |c| lower_each_tensor(c, |_, x| Ok(x))),
-    row("_c10d_functional._wrap_tensor_autograd", "(identity)", identity),
-    row_of_results("_c10d_functional_autograd.all_reduce", "all_reduce", |c| {
-        lower_each_tensor(c, all_reduce)
-    }),
-    row_of_results("_c10d_functional_autograd.all_gather_into_tensor", "all_gather", |c| {
-        lower_each_tensor(c, all_gather)
-    }),
-    row_of_results("_c10d_functional_autograd.reduce_scatter_tensor", "reduce_scatter", |c| {
-        lower_each_tensor(c, reduce_scatter)
-    }),
     row_of_results("_c10d_functional_autograd.all_to_all_single", "all_to_all", |c| {
         lower_each_tensor(c, all_to_all)
     }),
     row_of_results("_dtensor.shard_dim_alltoall", "reshape, permute, all_to_all", |c| {
         lower_each_tensor(c, shard_another_axis)
     }),
-    row_of_results("symm_mem.one_shot_all_reduce", "all_reduce", |c| lower_each_tensor(c, all_reduce)),
-    row_of_results("symm_mem.multimem_one_shot_all_reduce", "all_reduce", |c| {
-        lower_each_tensor(c, all_reduce)
-    }),
-    row_of_results("symm_mem._low_contention_all_gather", "all_gather", |c| lower_each_tensor(c, all_gather)),
-    row_of_results("symm_mem._low_contention_all_gather_ce_multicast", "all_gather", |c| {
-        lower_each_tensor(c, all_gather)
-    }),
-    row_of_results("symm_mem._low_contention_reduce_scatter", "reduce_scatter", |c| {
-        lower_each_tensor(c, reduce_scatter)
-    }),
     row_of_results("symm_mem.fused_all_gather_matmul", "all_gather, matmul", all_gather_matmul),
     row("symm_mem.fused_matmul_reduce_scatter", "matmul, reduce_scatter", |c| {
-        let a = c.tensor("A")?;
-        let b = c.tensor("B")?;
+        let [a, b] = c.tensors_named(["A", "B"])?;
         let y = c.numpy_matmul(a, b)?;
         let axis = c.axis("scatter_dim", c.rank(y))?;
         collective_along_axis(c, y, axis, reduce_scatter)
@@ -82,8 +64,9 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
 /// Ops that write and have no functional counterpart. Their results are results of the op, followed by the
 /// new contents of what they write, in the order of their schemas. Undefined contents are left out.
 pub(super) const WRITING_RULE_ROWS: &[RuleRow] = &[
-    row_of_results("symm_mem.two_shot_all_reduce_", "all_reduce", |c| lower_each_tensor(c, all_reduce)),
-    row_of_results("symm_mem.multimem_all_reduce_", "all_reduce", |c| lower_each_tensor(c, all_reduce)),
+    row_of_results("symm_mem.two_shot_all_reduce_ symm_mem.multimem_all_reduce_", "all_reduce", |c| {
+        lower_each_tensor(c, all_reduce)
+    }),
     row_of_results("symm_mem.multimem_all_gather_out", "all_gather", |c| lower_each_tensor(c, all_gather)),
     row_of_results("symm_mem.nvshmem_all_to_all", "all_to_all", |c| lower_each_tensor(c, all_to_all)),
     row_of_results("symm_mem.nvshmem_broadcast", "broadcast", |c| {
@@ -184,7 +167,7 @@ fn reduce_op(c: &OpCall<'_, '_>, x: ValueId) -> RuleResult<CollectiveReduceOp> {
         Some("product") => CollectiveReduceOp::Prod,
         Some(other) => {
             let expected = "expected the reduction sum, avg, max, min or product";
-            return Err(RuleFailure::Opaque(format!("{expected}, found `{other}`")));
+            return unsupported!("{expected}, found `{other}`");
         }
     })
 }
@@ -218,22 +201,20 @@ fn all_to_all(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     }
     for name in [OUTPUT_SPLITS, INPUT_SPLITS] {
         let sizes = c.opt_dims(name)?.unwrap_or_default();
-        if sizes.windows(2).any(|w| w[0] != w[1]) {
-            return Err(RuleFailure::Invalid(format!(
-                "expected equal {name}, found {sizes:?}: a program with unequal sizes fits one rank only, \
-                 and all ranks must run the same program"
-            )));
-        }
+        invalid_if!(
+            sizes.windows(2).any(|w| w[0] != w[1]),
+            "expected equal {name}, found {sizes:?}: a program with unequal sizes fits one rank only, \
+             and all ranks must run the same program"
+        );
         let total = sizes.iter().cloned().reduce(|a, b| a + b);
         let rows = c.ty(x).shape.first().cloned();
         if let (Some(total), Some(rows)) = (total, rows) {
             let (low, high) = c.dim_bounds(&(total.clone() - rows.clone()));
-            if low > 0 || high < 0 {
-                return Err(RuleFailure::Invalid(format!(
-                    "expected {name} that add up to {rows:?} rows, found {total:?}: all ranks run the same program, so each \
-                     has as many rows after the exchange as before it"
-                )));
-            }
+            invalid_if!(
+                low > 0 || high < 0,
+                "expected {name} that add up to {rows:?} rows, found {total:?}: all ranks run the same program, so each \
+                 has as many rows after the exchange as before it"
+            );
             c.require_equal(name, &total, &rows)?;
         }
     }
@@ -248,12 +229,11 @@ fn exchange_by_data(c: &mut OpCall<'_, '_>, x: ValueId, group: GroupId) -> EmitR
     let mut split_sizes = [Vec::new(), Vec::new()];
     for (sizes, name) in split_sizes.iter_mut().zip([INPUT_SPLITS, OUTPUT_SPLITS]) {
         *sizes = c.opt_sizes(name)?.unwrap_or_default();
-        if sizes.len() != n as usize {
-            let count = sizes.len();
-            return Err(RuleFailure::Invalid(format!(
-                "expected {n} {name}, one for each rank, next to sizes that depend on data, found {count}"
-            )));
-        }
+        invalid_if!(
+            sizes.len() != n as usize,
+            "expected {n} {name}, one for each rank, next to sizes that depend on data, found {count}",
+            count = sizes.len()
+        );
     }
     let [sent, received] = split_sizes;
     if let Some(rows) = c.lowering.packed.rows(x).filter(|rows| rows.axis != 0) {
@@ -345,13 +325,12 @@ fn lower_uneven_all_to_all(
             for (j, &receiver) in cell.iter().enumerate() {
                 let sent = rows_between(to, sender, j);
                 let received = rows_between(from, receiver, i);
-                if sent.is_none() || sent != received {
-                    let numbers = by_rank.numbers.describe();
-                    return Err(RuleFailure::Invalid(format!(
-                        "expected rank {receiver} to receive as many rows from rank {sender} as that rank sends, \
-                         found {sent:?} sent and {received:?} received in {numbers}"
-                    )));
-                }
+                invalid_if!(
+                    sent.is_none() || sent != received,
+                    "expected rank {receiver} to receive as many rows from rank {sender} as that rank sends, \
+                     found {sent:?} sent and {received:?} received in {numbers}",
+                    numbers = by_rank.numbers.describe()
+                );
             }
         }
     }
@@ -363,19 +342,18 @@ fn lower_uneven_all_to_all(
         let total = list.iter().try_fold(0i64, |sum, rows| sum.checked_add((*rows)?));
         total.is_some() && total == rows
     });
-    if !add_up {
-        let rows = c.ty(x).shape.first();
-        let numbers = by_rank.numbers.describe();
-        return Err(RuleFailure::Invalid(format!(
-            "expected known {INPUT_SPLITS} that add up to {rows:?} rows on each rank, found {numbers}"
-        )));
-    }
+    invalid_if!(
+        !add_up,
+        "expected known {INPUT_SPLITS} that add up to {rows:?} rows on each rank, found {numbers}",
+        rows = c.ty(x).shape.first(),
+        numbers = by_rank.numbers.describe()
+    );
     let counts = c.per_rank_input(by_rank)?;
     let kind = CollectiveKind::AllToAll(AllToAllSplits::Device);
     let op = Op::Collective(Collective { kind, group, variant: None });
     match c.emit_all("all_to_all", op, &[x, counts])?.first() {
         Some(&y) => Ok(y),
-        None => Err(RuleFailure::Invalid("expected a result, found none".into())),
+        None => invalid!("expected a result, found none"),
     }
 }
 
@@ -418,9 +396,7 @@ fn shard_another_axis(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     let n = n.ok_or_else(|| RuleFailure::Invalid("the number of ranks is not known".into()))?;
     let n = Dim::from(i64::from(n));
     let mut shape = c.shape(x);
-    if shape.is_empty() {
-        return Err(RuleFailure::Invalid("expected an operand with an axis, found none".into()));
-    }
+    invalid_if!(shape.is_empty(), "expected an operand with an axis, found none");
     let piece = shape[shard_axis].exact_div(&n);
     shape[shard_axis] = piece.ok_or_else(|| {
         RuleFailure::Invalid(format!("expected {n:?} ranks to divide {:?}", shape[shard_axis]))

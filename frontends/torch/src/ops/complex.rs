@@ -15,8 +15,8 @@ mod components;
 mod fourier;
 mod per_component;
 
-use symmc_import::Emit;
-use symmc_ir::{BinaryOp, Dim, UnaryOp};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid};
+use symmc_ir::{BinaryOp, DType, Dim, Scalar, UnaryOp};
 
 use super::{OpRule, RuleRow, row, row_of_results};
 use crate::aliasing::note_alias;
@@ -31,20 +31,14 @@ use components::{
 pub(super) use fourier::RULE_ROWS as TRANSFORMS;
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row("aten.view_as_complex", "(identity)", identity),
-    row("aten.view_as_real", "(identity)", identity),
+    row("aten.view_as_complex aten.view_as_real", "(identity)", identity),
     row_of_results("aten.polar", "cos, sin, mul, concat", |c| {
-        let length = c.tensor("abs")?;
-        let angle = c.tensor("angle")?;
-        let x = c.unary(UnaryOp::Cos, angle)?;
-        let y = c.unary(UnaryOp::Sin, angle)?;
-        let x = c.binary(BinaryOp::Mul, length, x)?;
-        let y = c.binary(BinaryOp::Mul, length, y)?;
+        let [length, angle] = c.tensors_named(["abs", "angle"])?;
+        let [x, y] = c.formulas([length, angle], |[length, angle]| arithmetic::polar(length, angle))?;
         set_complex_result(c, x, y)
     }),
     row_of_results("aten.complex", "concat", |c| {
-        let x = c.tensor("real")?;
-        let y = c.tensor("imag")?;
+        let [x, y] = c.tensors_named(["real", "imag"])?;
         set_complex_result(c, x, y)
     }),
 ];
@@ -64,28 +58,21 @@ const ALSO_COMPLEX: &[RuleRow] = &[
     row("aten.sgn", "mul, add, sqrt, div", arithmetic::sgn),
     row_of_results("aten.exp", "exp, cos, sin, mul, concat", arithmetic::exp),
     row_of_results("aten.square", "mul, sub, add, concat", arithmetic::square),
-    row("aten.conj", "mul", conjugate),
-    row("aten._conj", "mul", conjugate),
-    row("aten.conj_physical", "mul", conjugate),
-    row("aten._conj_physical", "mul", conjugate),
-    row("aten.resolve_conj", "(identity)", identity),
-    row("aten.resolve_neg", "(identity)", identity),
-    row_of_results("aten.mm", "matmul, sub, add, concat", |c| arithmetic::product(c, "mat2")),
-    row_of_results("aten.bmm", "matmul, sub, add, concat", |c| arithmetic::product(c, "mat2")),
+    row("aten.conj aten._conj aten.conj_physical aten._conj_physical", "mul", conjugate),
+    row(
+        "aten.resolve_conj aten.resolve_neg aten.clone aten.contiguous aten.alias aten.detach \
+         aten.lift_fresh_copy",
+        "(identity)",
+        identity,
+    ),
+    row_of_results("aten.mm aten.bmm", "matmul, sub, add, concat", |c| arithmetic::product(c, "mat2")),
     row_of_results("aten.mv", "matmul, sub, add, concat", |c| arithmetic::product(c, "vec")),
     row_of_results("aten.dot", "matmul, sub, add, concat", |c| arithmetic::product(c, "tensor")),
     row_of_results("aten.matmul", "matmul, sub, add, concat", |c| arithmetic::product(c, "other")),
     row("aten.real", "slice, reshape", |c| component_of_first(c, 0)),
     row("aten.imag", "slice, reshape", |c| component_of_first(c, 1)),
-    row_of_results("aten.to", "cast", convert_complex),
-    row_of_results("aten._to_copy", "cast", convert_complex),
-    row_of_results("prims.convert_element_type", "cast", convert_complex),
+    row_of_results("aten.to aten._to_copy prims.convert_element_type", "cast", convert_complex),
     row("aten.copy", "cast, expand", copy_complex),
-    row("aten.clone", "(identity)", identity),
-    row("aten.contiguous", "(identity)", identity),
-    row("aten.alias", "(identity)", identity),
-    row("aten.detach", "(identity)", identity),
-    row("aten.lift_fresh_copy", "(identity)", identity),
     row_of_results("aten._assert_tensor_metadata", "(nothing)", |c| {
         c.ignore_all();
         Ok(())
@@ -95,8 +82,7 @@ const ALSO_COMPLEX: &[RuleRow] = &[
         let axis = c.axis("dim", complex_rank(c, x) + 1)?;
         c.unsqueeze(x, axis)
     }),
-    row("aten.view.default", "reshape", |c| reshape(c, "size")),
-    row("aten._unsafe_view", "reshape", |c| reshape(c, "size")),
+    row("aten.view.default aten._unsafe_view", "reshape", |c| reshape(c, "size")),
     row("aten.reshape", "reshape", |c| reshape(c, "shape")),
     row("aten.expand", "expand", expand),
     row("aten.transpose.int", "permute", |c| {
@@ -139,9 +125,10 @@ pub(crate) fn lower_complex(c: &mut OpCall<'_, '_>, target: &str, plain: Option<
 
 /// The error for an op without a rule for complex numbers.
 pub(crate) fn unsupported_complex_op() -> RuleFailure {
-    let supported: Vec<&str> = RULE_ROWS.iter().chain(ALSO_COMPLEX).map(|r| r.name).collect();
-    let supported =
-        [&supported[..], per_component::MOVING_OPS, per_component::FILLING_OPS].concat().join(", ");
+    let rows = RULE_ROWS.iter().chain(ALSO_COMPLEX).flat_map(|r| r.names());
+    let others = [per_component::MOVING_OPS, per_component::FILLING_OPS].into_iter();
+    let supported: Vec<&str> = rows.chain(others.flat_map(|names| names.split(' '))).collect();
+    let supported = supported.join(", ");
     RuleFailure::Invalid(format!(
         "this operator is not supported for complex numbers; supported are {supported}, and their in-place forms"
     ))
@@ -153,7 +140,7 @@ fn find_complex_rule(target: &str) -> Option<OpRule> {
 
 fn complex_rule_named(name: &str) -> Option<OpRule> {
     let mut rows = RULE_ROWS.iter().chain(TRANSFORMS).chain(ALSO_COMPLEX);
-    rows.find(|row| row.name == name).map(|row| row.rule)
+    rows.find(|row| row.has_name(name)).map(|row| row.rule)
 }
 
 fn identity(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -168,7 +155,7 @@ fn component_of_first(c: &mut OpCall<'_, '_>, which: i64) -> EmitResult {
 /// Negates the imaginary part: the components are multiplied by 1 and -1.
 fn conjugate(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
-    let signs = c.iota(2.into(), 1, -2, symmc_ir::DType::I64)?;
+    let signs = c.iota(2.into(), 1, -2, DType::I64)?;
     let signs = c.cast(signs, c.dtype(x))?;
     let y = c.binary(BinaryOp::Mul, x, signs)?;
     note_alias(c, y, x);
@@ -177,11 +164,10 @@ fn conjugate(c: &mut OpCall<'_, '_>) -> EmitResult {
 
 /// Copies `src` into `self`, which keeps its type and extents.
 fn copy_complex(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let destination = c.tensor("self")?;
-    let from = c.tensor("src")?;
+    let [destination, from] = c.tensors_named(["self", "src"])?;
     let value = match (is_first_complex(c), is_complex(c, "src")) {
         (true, false) => {
-            let zero = c.full(symmc_ir::Scalar::Int(0), c.dtype(from), c.shape(from))?;
+            let zero = c.full(Scalar::Int(0), c.dtype(from), c.shape(from))?;
             join_components(c, from, zero)?
         }
         (false, true) => component(c, from, 0)?,
@@ -209,7 +195,7 @@ fn convert_complex(c: &mut OpCall<'_, '_>) -> RuleResult {
         }
         (false, _) => {
             let y = c.cast(x, result_type.dtype)?;
-            let zero = c.full(symmc_ir::Scalar::Int(0), result_type.dtype, c.shape(y))?;
+            let zero = c.full(Scalar::Int(0), result_type.dtype, c.shape(y))?;
             set_complex_result(c, y, zero)
         }
     }
@@ -232,11 +218,7 @@ fn expand(c: &mut OpCall<'_, '_>) -> EmitResult {
     let mut shape = c.dims("size")?;
     shape.push(2.into());
     let Some(new) = shape.len().checked_sub(extents.len()) else {
-        return Err(RuleFailure::Invalid(format!(
-            "expected at least {} axes, found {}",
-            complex_rank(c, x),
-            shape.len() - 1
-        )));
+        return invalid!("expected at least {} axes, found {}", complex_rank(c, x), shape.len() - 1);
     };
     for (d, o) in shape.iter_mut().skip(new).zip(extents) {
         if d.as_const() == Some(-1) {

@@ -2,25 +2,21 @@
 //! each element of the kernel are concatenated and multiplied by the kernel as a matrix. A kernel with too
 //! many elements stays opaque.
 
-use symmc_import::Emit;
+use symmc_import::emit::extent_product;
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported};
 use symmc_ir::{Dim, ReductionKind, ValueId};
 
-use super::windows::{WindowGeometry, transposed_columns, window_columns};
+use super::windows::{WindowGeometry, axes_in_name, transposed_columns, window_columns};
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult, Term};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row("aten.conv1d.default", "pad, slice, concat, matmul_unrounded, add, cast", |c| {
-        convolution(c, Some(1))
-    }),
-    row("aten.conv2d.default", "pad, slice, concat, matmul_unrounded, add, cast", |c| {
-        convolution(c, Some(2))
-    }),
-    row("aten.conv3d.default", "pad, slice, concat, matmul_unrounded, add, cast", |c| {
-        convolution(c, Some(3))
-    }),
-    row("aten.convolution", "pad, slice, concat, matmul_unrounded, add, cast", |c| convolution(c, None)),
+    row(
+        "aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.convolution",
+        "pad, slice, concat, matmul_unrounded, add, cast",
+        convolution,
+    ),
     row_of_results("aten.convolution_backward", "pad, slice, concat, matmul, sum", backward),
 ];
 
@@ -39,16 +35,14 @@ impl ConvolutionLayout {
     fn from_call(c: &OpCall<'_, '_>, w: ValueId, axes: usize) -> RuleResult<ConvolutionLayout> {
         let kernel_shape = c.shape(w).iter().map(Dim::as_const).collect::<Option<Vec<i64>>>();
         let Some(kernel_shape) = kernel_shape else {
-            return Err(RuleFailure::Opaque("the kernel has a symbolic extent".into()));
+            return unsupported!("the kernel has a symbolic extent");
         };
         let [outer, inner, kernel @ ..] = kernel_shape.as_slice() else {
-            return Err(RuleFailure::Invalid(format!("expected a kernel of {} axes", axes + 2)));
+            return invalid!("expected a kernel of {} axes", axes + 2);
         };
         let windows = WindowGeometry::from_call(c, kernel.to_vec(), 1)?;
         let groups = c.int_or("groups", 1)?;
-        if groups < 1 || outer % groups != 0 {
-            return Err(RuleFailure::Invalid(format!("expected groups that divide {outer}, found {groups}")));
-        }
+        invalid_if!(groups < 1 || outer % groups != 0, "expected groups that divide {outer}, found {groups}");
         let is_transposed = c.bool_or("transposed", false)?;
         Ok(ConvolutionLayout { windows, groups, outer: *outer, inner: *inner, is_transposed })
     }
@@ -61,9 +55,7 @@ impl ConvolutionLayout {
         }
         let inner = self.inner;
         let groups = self.groups;
-        Err(RuleFailure::Invalid(format!(
-            "expected {inner} channels in each of {groups} groups, found {actual:?}"
-        )))
+        invalid!("expected {inner} channels in each of {groups} groups, found {actual:?}")
     }
 
     fn input_channels(&self) -> Option<i64> {
@@ -100,22 +92,21 @@ impl ConvolutionLayout {
         self.check_channels(c, y, Some(self.outer))?;
         let x = window_columns(c, x, &self.windows)?;
         let batch = c.extent(x, 0);
-        let places = trailing_extent_product(c, x, 3);
+        let places = extent_product(c.shape(x).get(3..).unwrap_or_default());
         let terms = Dim::from(self.windows.elements() * self.inner);
-        let x = self.group_columns(c, x, self.inner)?;
-        let x = c.permute(x, vec![1, 0, 3, 2])?;
         let total_places = batch.clone() * places.clone();
-        let x = c.reshape(x, vec![self.groups.into(), total_places.clone(), terms])?;
-        let outputs_per_group = Dim::from(self.outer / self.groups);
-        let y = c.reshape(y, vec![batch, self.groups.into(), outputs_per_group.clone(), places])?;
-        let y = c.permute(y, vec![1, 2, 0, 3])?;
-        let y = c.reshape(y, vec![self.groups.into(), outputs_per_group, total_places])?;
-        let w = c.numpy_matmul(y, x)?;
-        let w = c.reshape(w, vec![self.outer.into(), self.windows.elements().into(), self.inner.into()])?;
-        let w = c.permute(w, vec![0, 2, 1])?;
+        let groups = Dim::from(self.groups);
+        let outputs = Dim::from(self.outer / self.groups);
+        let matrix = vec![self.outer.into(), self.windows.elements().into(), self.inner.into()];
         let mut shape = vec![Dim::from(self.outer), Dim::from(self.inner)];
         shape.extend(self.windows.kernel.iter().map(|&k| Dim::from(k)));
-        c.reshape(w, shape)
+        c.formula([x, y], |[x, y]| {
+            let x = self.group_columns(x, self.inner).permute(&[1, 0, 3, 2]);
+            let x = x.reshape(vec![groups.clone(), total_places.clone(), terms]);
+            let y = y.reshape(vec![batch, groups.clone(), outputs.clone(), places]).permute(&[1, 2, 0, 3]);
+            let y = y.reshape(vec![groups, outputs, total_places]);
+            y.numpy_matmul(x).reshape(matrix).permute(&[0, 2, 1]).reshape(shape)
+        })
     }
 
     /// The kernel as `[groups, rows, elements * columns]`. `order` permutes four axes: groups, the rest of
@@ -123,23 +114,23 @@ impl ConvolutionLayout {
     fn matrix(&self, c: &mut OpCall<'_, '_>, w: ValueId, order: [usize; 4]) -> EmitResult {
         let elements = self.windows.elements();
         let shape = [self.groups, self.outer / self.groups, self.inner, elements];
-        let w = c.reshape(w, shape.iter().map(|&d| Dim::from(d)).collect())?;
-        let w = c.permute(w, order.to_vec())?;
         let rows = shape.get(order[1]).copied().unwrap_or(1);
         let terms = elements * shape.get(order[3]).copied().unwrap_or(1);
-        c.reshape(w, vec![self.groups.into(), rows.into(), terms.into()])
+        c.formula([w], |[w]| {
+            let split = w.reshape(shape.iter().map(|&d| Dim::from(d)).collect()).permute(&order);
+            split.reshape(vec![self.groups.into(), rows.into(), terms.into()])
+        })
     }
 
     /// Reshapes `[batch, elements, groups * inputs, ...]` to `[batch, groups, elements * inputs, places]`.
-    fn group_columns(&self, c: &mut OpCall<'_, '_>, x: ValueId, inputs: i64) -> EmitResult {
-        let batch = c.extent(x, 0);
-        let places = trailing_extent_product(c, x, 3);
+    fn group_columns<'f>(&self, x: Term<'f>, inputs: i64) -> Term<'f> {
+        let batch = x.extent(0);
+        let places = extent_product(x.shape().get(3..).unwrap_or_default());
         let elements = self.windows.elements();
         let groups = self.groups;
         let shape = vec![batch.clone(), elements.into(), groups.into(), inputs.into(), places.clone()];
-        let x = c.reshape(x, shape)?;
-        let x = c.permute(x, vec![0, 2, 1, 3, 4])?;
-        c.reshape(x, vec![batch, groups.into(), (elements * inputs).into(), places])
+        let terms = Dim::from(elements * inputs);
+        x.reshape(shape).permute(&[0, 2, 1, 3, 4]).reshape(vec![batch, groups.into(), terms, places])
     }
 
     /// Multiplies a kernel in matrix form by the columns of an operand. The result `[batch, outputs, ...]` has
@@ -154,30 +145,27 @@ impl ConvolutionLayout {
     ) -> EmitResult {
         let mut shape = vec![c.extent(x, 0), outputs.into()];
         shape.extend(c.shape(x).split_off(3));
-        let x = self.group_columns(c, x, inputs)?;
+        let x = c.formula([x], |[x]| self.group_columns(x, inputs))?;
         let y = c.product_sums(w, x)?;
         c.reshape(y, shape)
     }
 }
 
-fn trailing_extent_product(c: &OpCall<'_, '_>, x: ValueId, first: usize) -> Dim {
-    c.shape(x).into_iter().skip(first).fold(Dim::from(1), |a, b| a * b)
-}
-
-/// A convolution over `axes` axes, or as many as the kernel has.
-fn convolution(c: &mut OpCall<'_, '_>, axes: Option<usize>) -> EmitResult {
-    let x = c.tensor("input")?;
-    let w = c.tensor("weight")?;
+/// A convolution over as many axes as the name of the operator says, or as the kernel has.
+fn convolution(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let [x, w] = c.tensors_named(["input", "weight"])?;
     let bias = c.opt_tensor("bias")?;
-    let n = axes.unwrap_or(c.rank(w).saturating_sub(2));
-    if n == 0 || c.rank(w) != n + 2 || !(c.rank(x) == n + 2 || c.rank(x) == n + 1) {
-        let rank = c.rank(x);
-        let kernel = c.rank(w);
-        return Err(RuleFailure::Invalid(format!(
-            "expected {} axes, found {rank} and a kernel of {kernel}",
-            n + 2
-        )));
-    }
+    let n = match axes_in_name(c) {
+        0 => c.rank(w).saturating_sub(2),
+        axes => axes,
+    };
+    invalid_if!(
+        n == 0 || c.rank(w) != n + 2 || !(c.rank(x) == n + 2 || c.rank(x) == n + 1),
+        "expected {} axes, found {rank} and a kernel of {kernel}",
+        n + 2,
+        rank = c.rank(x),
+        kernel = c.rank(w)
+    );
     let single = c.rank(x) == n + 1;
     let x = if single { c.unsqueeze(x, 0)? } else { x };
     let layout = ConvolutionLayout::from_call(c, w, n)?;
@@ -190,14 +178,9 @@ fn convolution(c: &mut OpCall<'_, '_>, axes: Option<usize>) -> EmitResult {
     } else {
         layout.forward_convolution(c, x, w)?
     };
-    let bias = match bias {
-        Some(b) => {
-            let mut column = vec![Dim::from(1); n + 1];
-            column[0] = c.extent(y, 1);
-            Some(c.reshape(b, column)?)
-        }
-        None => None,
-    };
+    let mut column = vec![Dim::from(1); n + 1];
+    column[0] = c.extent(y, 1);
+    let bias = bias.map(|b| c.reshape(b, column)).transpose()?;
     let y = c.scale_and_add(y, 1.0, bias, 1.0, dtype)?;
     let y = if single { c.drop_axis(y, 0)? } else { y };
     Ok(y)
@@ -206,18 +189,15 @@ fn convolution(c: &mut OpCall<'_, '_>, axes: Option<usize>) -> EmitResult {
 fn backward(c: &mut OpCall<'_, '_>) -> RuleResult {
     // Results that the mask leaves out are not read.
     c.ignore(&["bias_sizes", "output_mask", "output_padding"]);
-    let gradient = c.tensor("grad_output")?;
-    let x = c.tensor("input")?;
-    let w = c.tensor("weight")?;
+    let [gradient, x, w] = c.tensors_named(["grad_output", "input", "weight"])?;
     let n = c.rank(w).saturating_sub(2);
-    if n == 0 || c.rank(x) != n + 2 || c.rank(gradient) != n + 2 {
-        let rank = c.rank(gradient);
-        let operand_rank = c.rank(x);
-        return Err(RuleFailure::Invalid(format!(
-            "expected {} axes, found {rank} and {operand_rank}",
-            n + 2
-        )));
-    }
+    invalid_if!(
+        n == 0 || c.rank(x) != n + 2 || c.rank(gradient) != n + 2,
+        "expected {} axes, found {rank} and {operand_rank}",
+        n + 2,
+        rank = c.rank(gradient),
+        operand_rank = c.rank(x)
+    );
     let layout = ConvolutionLayout::from_call(c, w, n)?;
     if c.is_result_read(0) {
         let y = if layout.is_transposed {

@@ -1,20 +1,19 @@
 //! Ops that create tensors: fills, ranges, triangles.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, EmitFormulas, invalid, unsupported};
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Scalar, ValueId};
 
 use super::{RuleRow, row};
 use crate::call::{CallOperand, OpCall};
 use crate::dtype;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.full", "full", |c| filled_tensor(c, FillTemplate::Size, None)),
     row("aten.zeros", "full", |c| filled_tensor(c, FillTemplate::Size, Some(0))),
     row("aten.ones", "full", |c| filled_tensor(c, FillTemplate::Size, Some(1))),
     row("aten.empty", "full of 0", |c| filled_tensor(c, FillTemplate::Size, Some(0))),
-    row("aten.empty_permuted", "full of 0", empty_with_layout),
-    row("aten.empty_strided", "full of 0", empty_with_layout),
+    row("aten.empty_permuted aten.empty_strided", "full of 0", empty_with_layout),
     row("aten.full_like", "full", |c| filled_tensor(c, FillTemplate::Operand, None)),
     row("aten.zeros_like", "full", |c| filled_tensor(c, FillTemplate::Operand, Some(0))),
     row("aten.ones_like", "full", |c| filled_tensor(c, FillTemplate::Operand, Some(1))),
@@ -96,14 +95,13 @@ fn filled_tensor(c: &mut OpCall<'_, '_>, like: FillTemplate, value: Option<i64>)
         }
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(default);
-    let y = match value {
-        CallOperand::Scalar(s) => c.full(s, dtype, shape)?,
+    match value {
+        CallOperand::Scalar(s) => c.full(s, dtype, shape),
         other => {
             let element = c.as_tensor(&other, dtype)?;
-            c.expand(element, shape)?
+            c.expand(element, shape)
         }
-    };
-    Ok(y)
+    }
 }
 
 /// `start + i * step` below `end`, or above it for a negative step.
@@ -122,7 +120,7 @@ fn arange(c: &mut OpCall<'_, '_>) -> EmitResult {
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(DType::I64);
     let Some(by) = by.as_const().filter(|s| *s != 0) else {
-        return Err(RuleFailure::Opaque("the step is symbolic or zero".into()));
+        return unsupported!("the step is symbolic or zero");
     };
     c.range(&first, &last, by, dtype)
 }
@@ -169,9 +167,9 @@ fn range_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
         lengths.filter(|l| l.iter().all(|(_, forward)| *forward) && l.windows(2).all(|w| w[0] == w[1]));
     let len = equal_lengths.and_then(|l| i64::try_from(l.first()?.0).ok());
     let Some(len) = len else {
-        return Err(RuleFailure::Invalid(format!(
+        return invalid!(
             "expected ranges of the same length on all ranks, found starts {starts:?}, ends {ends:?} and step {step}"
-        )));
+        );
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(DType::I64);
     let start = c.per_rank_input(start)?;
@@ -195,19 +193,18 @@ fn range_length(start: i64, end: i64, step: i64) -> Option<(u128, bool)> {
 fn float_range(c: &mut OpCall<'_, '_>, start: &CallOperand, step: &CallOperand) -> EmitResult {
     let declared = c.declared_result_type(0)?;
     let (CallOperand::Scalar(step), [len]) = (step, declared.shape.as_slice()) else {
-        return Err(RuleFailure::Opaque("the step is a symbolic float".into()));
+        return unsupported!("the step is a symbolic float");
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
-    let y = match start {
-        _ if dtype.is_float() => affine(c, len.clone(), start, step.as_f64(), dtype)?,
-        CallOperand::Scalar(start) => c.iota(len.clone(), start.as_i64(), step.as_i64(), dtype)?,
+    match start {
+        _ if dtype.is_float() => affine(c, len.clone(), start, step.as_f64(), dtype),
+        CallOperand::Scalar(start) => c.iota(len.clone(), start.as_i64(), step.as_i64(), dtype),
         CallOperand::Dim(_) => {
             let y = c.iota(len.clone(), 0, step.as_i64(), dtype)?;
-            c.emit_binary(BinaryOp::Add, &CallOperand::Tensor(y), start, dtype)?
+            c.emit_binary(BinaryOp::Add, &CallOperand::Tensor(y), start, dtype)
         }
-        _ => return Err(RuleFailure::Opaque("the start is a symbolic float".into())),
-    };
-    Ok(y)
+        _ => unsupported!("the start is a symbolic float"),
+    }
 }
 
 /// `start + i * step` in a float dtype, computed in f64.
@@ -234,10 +231,7 @@ fn linspace(c: &mut OpCall<'_, '_>) -> EmitResult {
     let half = steps / 2;
     let first = affine(c, half.into(), &start, step, dtype)?;
     let back = c.iota((steps - half).into(), half - steps + 1, 1, DType::F64)?;
-    let back = c.binary_float(BinaryOp::Mul, back, step)?;
-    let second = c.binary_float(BinaryOp::Add, back, end)?;
-    let second = c.cast(second, dtype)?;
-    c.concat(&[first, second], 0)
+    c.formula([first, back], |[first, back]| first.concat((back * step + end).cast(dtype), 0))
 }
 
 fn eye(c: &mut OpCall<'_, '_>) -> EmitResult {

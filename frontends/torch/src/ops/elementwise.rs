@@ -3,25 +3,22 @@
 //! Operands are first converted to PyTorch's common dtype. Functions that PyTorch computes in floating point
 //! convert integers to its default float dtype.
 
-use symmc_import::{Emit, EmitFunctions, RuleCall};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, unsupported};
 use symmc_ir::{BinaryOp, DType, FloatAttribute, Scalar, UnaryOp, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
 use crate::dtype;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult, Term};
 use crate::schema::Argument;
 use crate::subclasses::{ACCESS, LOCAL_TENSOR};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("aten.add", "add", |c| add_scaled(c, BinaryOp::Add)),
-    row_of_results("aten.sub", "sub", |c| add_scaled(c, BinaryOp::Sub)),
-    row_of_results("aten.subtract", "sub", |c| add_scaled(c, BinaryOp::Sub)),
+    row_of_results("aten.sub aten.subtract", "sub", |c| add_scaled(c, BinaryOp::Sub)),
     row("aten.rsub", "sub", rsub),
-    row("aten.mul", "mul", |c| binary(c, BinaryOp::Mul)),
-    row("aten.multiply", "mul", |c| binary(c, BinaryOp::Mul)),
-    row("aten.div", "div; floor_div, trunc", divide),
-    row("aten.divide", "div; floor_div, trunc", divide),
+    row("aten.mul aten.multiply", "mul", |c| binary(c, BinaryOp::Mul)),
+    row("aten.div aten.divide", "div; floor_div, trunc", divide),
     row("aten.true_divide", "div", divide),
     row("aten.floor_divide", "floor_div", |c| {
         let (a, b) = operands(c)?;
@@ -32,44 +29,27 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.remainder", "rem", remainder),
     row("aten.fmod", "rem(abs, abs) * sign", fmod),
     row("aten.pow", "pow", pow),
-    row("aten.maximum", "max", |c| binary(c, BinaryOp::Max)),
-    row("aten.minimum", "min", |c| binary(c, BinaryOp::Min)),
-    row("aten.max.other", "max", |c| binary(c, BinaryOp::Max)),
-    row("aten.min.other", "min", |c| binary(c, BinaryOp::Min)),
+    row("aten.maximum aten.max.other", "max", |c| binary(c, BinaryOp::Max)),
+    row("aten.minimum aten.min.other", "min", |c| binary(c, BinaryOp::Min)),
     row("aten.eq", "eq", |c| binary(c, BinaryOp::Eq)),
-    row("aten.ne", "ne", |c| binary(c, BinaryOp::Ne)),
-    row("aten.lt", "lt", |c| binary(c, BinaryOp::Lt)),
-    row("aten.le", "le", |c| binary(c, BinaryOp::Le)),
-    row("aten.gt", "gt", |c| binary(c, BinaryOp::Gt)),
-    row("aten.ge", "ge", |c| binary(c, BinaryOp::Ge)),
-    row("aten.greater", "gt", |c| binary(c, BinaryOp::Gt)),
-    row("aten.greater_equal", "ge", |c| binary(c, BinaryOp::Ge)),
-    row("aten.less", "lt", |c| binary(c, BinaryOp::Lt)),
-    row("aten.less_equal", "le", |c| binary(c, BinaryOp::Le)),
-    row("aten.not_equal", "ne", |c| binary(c, BinaryOp::Ne)),
-    row("aten.__and__", "and", |c| binary(c, BinaryOp::And)),
-    row("aten.__or__", "or", |c| binary(c, BinaryOp::Or)),
-    row("aten.__xor__", "xor", |c| binary(c, BinaryOp::Xor)),
-    row("aten.bitwise_and", "and", |c| binary(c, BinaryOp::And)),
-    row("aten.bitwise_or", "or", |c| binary(c, BinaryOp::Or)),
-    row("aten.bitwise_xor", "xor", |c| binary(c, BinaryOp::Xor)),
-    row("aten.__lshift__", "shl", |c| binary(c, BinaryOp::Shl)),
-    row("aten.__rshift__", "shr", |c| binary(c, BinaryOp::Shr)),
-    row("aten.bitwise_left_shift", "shl", |c| binary(c, BinaryOp::Shl)),
-    row("aten.bitwise_right_shift", "shr", |c| binary(c, BinaryOp::Shr)),
+    row("aten.ne aten.not_equal", "ne", |c| binary(c, BinaryOp::Ne)),
+    row("aten.lt aten.less", "lt", |c| binary(c, BinaryOp::Lt)),
+    row("aten.le aten.less_equal", "le", |c| binary(c, BinaryOp::Le)),
+    row("aten.gt aten.greater", "gt", |c| binary(c, BinaryOp::Gt)),
+    row("aten.ge aten.greater_equal", "ge", |c| binary(c, BinaryOp::Ge)),
+    row("aten.__and__ aten.bitwise_and", "and", |c| binary(c, BinaryOp::And)),
+    row("aten.__or__ aten.bitwise_or", "or", |c| binary(c, BinaryOp::Or)),
+    row("aten.__xor__ aten.bitwise_xor", "xor", |c| binary(c, BinaryOp::Xor)),
+    row("aten.__lshift__ aten.bitwise_left_shift", "shl", |c| binary(c, BinaryOp::Shl)),
+    row("aten.__rshift__ aten.bitwise_right_shift", "shr", |c| binary(c, BinaryOp::Shr)),
     row("aten.logical_and", "and of bools", |c| logical(c, BinaryOp::And)),
     row("aten.logical_or", "or of bools", |c| logical(c, BinaryOp::Or)),
     row("aten.logical_xor", "xor of bools", |c| logical(c, BinaryOp::Xor)),
-    row("aten.logical_not", "not of a bool", |c| {
-        let x = c.first_tensor()?;
-        let x = to_truth_value(c, x)?;
-        c.unary(UnaryOp::Not, x)
-    }),
+    row("aten.logical_not", "not of a bool", |c| formula(c, |x| !x.cast(DType::Bool))),
     row("aten.bitwise_not", "not", |c| unary(c, UnaryOp::Not)),
     row("aten.neg", "neg", |c| unary(c, UnaryOp::Neg)),
     row("aten.abs", "abs", |c| unary(c, UnaryOp::Abs)),
-    row("aten.sign", "sign", |c| unary(c, UnaryOp::Sign)),
-    row("aten.sgn", "sign", |c| unary(c, UnaryOp::Sign)),
+    row("aten.sign aten.sgn", "sign", |c| unary(c, UnaryOp::Sign)),
     row("aten.floor", "floor", |c| rounding(c, UnaryOp::Floor)),
     row("aten.ceil", "ceil", |c| rounding(c, UnaryOp::Ceil)),
     row("aten.round.default", "round", |c| rounding(c, UnaryOp::Round)),
@@ -82,51 +62,34 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.sin", "sin", |c| float_unary(c, UnaryOp::Sin)),
     row("aten.cos", "cos", |c| float_unary(c, UnaryOp::Cos)),
     row("aten.erf", "erf", |c| float_unary(c, UnaryOp::Erf)),
-    row("aten.exp2", "pow(2, x)", |c| {
-        let x = floating_first(c)?;
-        c.scalar_binary(BinaryOp::Pow, Scalar::Int(2), x)
-    }),
-    row("aten.log2", "log * 1/ln 2", |c| scaled_log(c, std::f64::consts::LOG2_E)),
-    row("aten.log10", "log * 1/ln 10", |c| scaled_log(c, std::f64::consts::LOG10_E)),
-    row("aten.log1p", "select of log, in f64", |c| through_f64(c, |c, x| c.log1p(x))),
-    row("aten.expm1", "tanh(x / 2) * (exp(x) + 1), in f64", |c| through_f64(c, |c, x| c.expm1(x))),
+    row("aten.exp2", "pow(2, x)", |c| float_formula(c, |x| x.power_of(2.0))),
+    row("aten.log2", "log * 1/ln 2", |c| float_formula(c, |x| x.log() * std::f64::consts::LOG2_E)),
+    row("aten.log10", "log * 1/ln 10", |c| float_formula(c, |x| x.log() * std::f64::consts::LOG10_E)),
+    row("aten.log1p", "select of log, in f64", |c| through_f64(c, |x| x.log1p())),
+    row("aten.expm1", "tanh(x / 2) * (exp(x) + 1), in f64", |c| through_f64(c, |x| x.expm1())),
     row("aten.erfc", "1 - erf(x), or a continued fraction, in f64", |c| {
         let x = c.first_tensor()?;
         let (start, terms) = if c.dtype(x) == DType::F64 { (2.0, 40) } else { (3.0, 12) };
-        through_f64(c, |c, x| c.complementary_erf(x, start, terms))
+        through_f64(c, |x| x.complementary_erf(start, terms))
     }),
-    row("aten.erfinv", "log, sqrt, erf, exp, in f64", |c| through_f64(c, inverse_erf)),
-    row("aten.sinh", "tanh(x / 2) * (1 + cosh(x)), in f64", |c| through_f64(c, |c, x| c.sinh(x))),
-    row("aten.cosh", "(exp(x) + exp(-x)) / 2, in f64", |c| through_f64(c, |c, x| c.cosh(x))),
+    row("aten.erfinv", "log, sqrt, erf, exp, in f64", |c| through_f64(c, |x| x.inverse_erf())),
+    row("aten.sinh", "tanh(x / 2) * (1 + cosh(x)), in f64", |c| through_f64(c, |x| x.sinh())),
+    row("aten.cosh", "(exp(x) + exp(-x)) / 2, in f64", |c| through_f64(c, |x| x.cosh())),
     row("aten.square", "mul", |c| {
-        let x = c.first_tensor()?;
         // PyTorch computes it as a power with an integer exponent, so bools become integers.
-        let x = if c.dtype(x) == DType::Bool { c.cast(x, DType::I64)? } else { x };
-        c.binary(BinaryOp::Mul, x, x)
+        formula(c, |x| if x.dtype() == DType::Bool { x.cast(DType::I64).square() } else { x.square() })
     }),
-    row("aten.tan", "sin / cos", |c| {
-        let x = floating_first(c)?;
-        let s = c.unary(UnaryOp::Sin, x)?;
-        let k = c.unary(UnaryOp::Cos, x)?;
-        c.binary(BinaryOp::Div, s, k)
+    row("aten.tan", "sin / cos", |c| float_formula(c, |x| x.tan())),
+    row("aten.atan2 aten.arctan2", "atan2", |c| float_binary(c, BinaryOp::Atan2)),
+    row("aten.atan aten.arctan", "atan2(x, 1)", |c| float_formula(c, |x| x.atan2(1.0))),
+    row("aten.asin aten.arcsin", "atan2(x, sqrt((1 - x) * (1 + x)))", |c| float_formula(c, |x| x.arc_sine())),
+    row("aten.acos aten.arccos", "atan2(sqrt((1 - x) * (1 + x)), x)", |c| {
+        float_formula(c, |x| x.arc_cosine())
     }),
-    row("aten.atan2", "atan2", |c| float_binary(c, BinaryOp::Atan2)),
-    row("aten.arctan2", "atan2", |c| float_binary(c, BinaryOp::Atan2)),
-    row("aten.atan", "atan2(x, 1)", |c| on_float_tensor(c, |c, x| c.binary_float(BinaryOp::Atan2, x, 1.0))),
-    row("aten.arctan", "atan2(x, 1)", |c| on_float_tensor(c, |c, x| c.binary_float(BinaryOp::Atan2, x, 1.0))),
-    row("aten.asin", "atan2(x, sqrt((1 - x) * (1 + x)))", |c| on_float_tensor(c, |c, x| c.arc_sine(x))),
-    row("aten.arcsin", "atan2(x, sqrt((1 - x) * (1 + x)))", |c| on_float_tensor(c, |c, x| c.arc_sine(x))),
-    row("aten.acos", "atan2(sqrt((1 - x) * (1 + x)), x)", |c| on_float_tensor(c, |c, x| c.arc_cosine(x))),
-    row("aten.arccos", "atan2(sqrt((1 - x) * (1 + x)), x)", |c| on_float_tensor(c, |c, x| c.arc_cosine(x))),
     row("aten.isnan", "is_nan", |c| float_unary(c, UnaryOp::IsNan)),
     row("aten.isfinite", "is_finite", |c| float_unary(c, UnaryOp::IsFinite)),
-    row("aten.isinf", "eq of abs with infinity", |c| {
-        let x = floating_first(c)?;
-        let x = c.unary(UnaryOp::Abs, x)?;
-        c.binary_float(BinaryOp::Eq, x, f64::INFINITY)
-    }),
-    row("aten.clamp", "max, min", clamp),
-    row("aten.clip", "max, min", clamp),
+    row("aten.isinf", "eq of abs with infinity", |c| float_formula(c, |x| x.is_infinite())),
+    row("aten.clamp aten.clip", "max, min", clamp),
     row("aten.clamp_min", "max", clamp),
     row("aten.clamp_max", "min", clamp),
     row("aten.where", "select", select),
@@ -135,23 +98,16 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.addcmul", "x + value * y * z", |c| add_combined(c, BinaryOp::Mul)),
     row("aten.addcdiv", "x + value * y / z", |c| add_combined(c, BinaryOp::Div)),
     row("aten.nan_to_num", "select", nan_to_num),
-    row("aten.to", "cast", convert),
-    row("aten._to_copy", "cast", convert),
-    row("aten.type_as", "cast", convert),
-    row("prims.convert_element_type", "cast", convert),
-    row("prims.device_put", "(identity)", identity),
+    row("aten.to aten._to_copy aten.type_as prims.convert_element_type", "cast", convert),
+    row(
+        "prims.device_put aten.clone aten.contiguous aten.alias aten.detach aten.lift aten.lift_fresh \
+         aten.lift_fresh_copy aten.positive",
+        "(identity)",
+        identity,
+    ),
     row(ACCESS, "(identity), for the tensor of the rank in a DTensor", local_tensor),
-    row("aten.clone", "(identity)", identity),
-    row("aten.contiguous", "(identity)", identity),
-    row("aten.alias", "(identity)", identity),
-    row("aten.detach", "(identity)", identity),
-    row("aten.lift", "(identity)", identity),
-    row("aten.lift_fresh", "(identity)", identity),
-    row("aten.lift_fresh_copy", "(identity)", identity),
-    row("aten.positive", "(identity)", identity),
     row("aten.copy", "cast, expand", |c| {
-        let x = c.first_tensor()?;
-        let source = c.tensor("src")?;
+        let [x, source] = c.tensors_named(["self", "src"])?;
         let source = c.cast(source, c.dtype(x))?;
         c.expand(source, c.shape(x))
     }),
@@ -162,9 +118,9 @@ fn local_tensor(c: &mut OpCall<'_, '_>) -> EmitResult {
         Some(Argument::String(attribute)) if **attribute == *LOCAL_TENSOR => c.first_tensor(),
         argument => {
             let actual = argument.map_or("none".into(), |a| a.describe());
-            Err(RuleFailure::Invalid(format!(
+            invalid!(
                 "of the tensors inside of a tensor subclass, expected `{LOCAL_TENSOR}` of a DTensor, found {actual}"
-            )))
+            )
         }
     }
 }
@@ -184,22 +140,24 @@ pub(super) fn unary(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
 }
 
 pub(super) fn float_unary(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
-    on_float_tensor(c, |c, x| c.unary(op, x))
+    float_formula(c, |x| x.unary(op))
 }
 
-fn on_float_tensor(
-    c: &mut OpCall<'_, '_>,
-    f: impl FnOnce(&mut OpCall<'_, '_>, ValueId) -> EmitResult,
-) -> EmitResult {
+/// A formula of the first operand.
+pub(super) fn formula(c: &mut OpCall<'_, '_>, f: impl for<'f> FnOnce(Term<'f>) -> Term<'f>) -> EmitResult {
+    let x = c.first_tensor()?;
+    c.formula([x], |[x]| f(x))
+}
+
+/// A formula of the first operand as a float.
+fn float_formula(c: &mut OpCall<'_, '_>, f: impl for<'f> FnOnce(Term<'f>) -> Term<'f>) -> EmitResult {
     let x = floating_first(c)?;
-    f(c, x)
+    c.formula([x], |[x]| f(x))
 }
 
 /// Rounding leaves integers unchanged.
 fn rounding(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
-    let x = c.first_tensor()?;
-    let y = if c.dtype(x).is_float() { c.unary(op, x)? } else { x };
-    Ok(y)
+    formula(c, |x| if x.dtype().is_float() { x.unary(op) } else { x })
 }
 
 fn floating_first(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -207,55 +165,12 @@ fn floating_first(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.cast_to_float(x)
 }
 
-/// Applies in f64 a function that loses precision by cancellation in narrower floats.
+/// A formula of the first operand in f64, for functions that lose precision by cancellation in narrower floats.
 pub(super) fn through_f64(
     c: &mut OpCall<'_, '_>,
-    f: impl FnOnce(&mut OpCall<'_, '_>, ValueId) -> EmitResult,
+    f: impl for<'f> FnOnce(Term<'f>) -> Term<'f>,
 ) -> EmitResult {
-    let x = floating_first(c)?;
-    let dtype = c.dtype(x);
-    let wide = c.cast(x, DType::F64)?;
-    let y = f(c, wide)?;
-    c.cast(y, dtype)
-}
-
-/// The inverse of `erf`: Winitzki's estimate, which is off by at most 2 in 1000, improved by Newton steps.
-fn inverse_erf(c: &mut OpCall<'_, '_>, y: ValueId) -> EmitResult {
-    const A: f64 = 0.147;
-    let square = c.binary(BinaryOp::Mul, y, y)?;
-    let complement = c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), square)?;
-    let log = c.unary(UnaryOp::Log, complement)?;
-    let half = c.binary_float(BinaryOp::Mul, log, 0.5)?;
-    let half = c.binary_float(BinaryOp::Add, half, 2.0 / (std::f64::consts::PI * A))?;
-    let inner = c.binary(BinaryOp::Mul, half, half)?;
-    let log = c.binary_float(BinaryOp::Div, log, A)?;
-    let inner = c.binary(BinaryOp::Sub, inner, log)?;
-    let inner = c.unary(UnaryOp::Sqrt, inner)?;
-    let x = c.binary(BinaryOp::Sub, inner, half)?;
-    // Rounding may give values slightly below zero.
-    let x = c.binary_float(BinaryOp::Max, x, 0.0)?;
-    let x = c.unary(UnaryOp::Sqrt, x)?;
-    let sign = c.unary(UnaryOp::Sign, y)?;
-    let mut x = c.binary(BinaryOp::Mul, x, sign)?;
-    for _ in 0..4 {
-        let erf = c.unary(UnaryOp::Erf, x)?;
-        let error = c.binary(BinaryOp::Sub, erf, y)?;
-        let slope = c.binary(BinaryOp::Mul, x, x)?;
-        let slope = c.unary(UnaryOp::Exp, slope)?;
-        let step = c.binary(BinaryOp::Mul, error, slope)?;
-        let step = c.binary_float(BinaryOp::Mul, step, std::f64::consts::PI.sqrt() / 2.0)?;
-        x = c.binary(BinaryOp::Sub, x, step)?;
-    }
-    let size = c.unary(UnaryOp::Abs, y)?;
-    let at_end = c.binary_float(BinaryOp::Eq, size, 1.0)?;
-    let end = c.binary_float(BinaryOp::Mul, y, f64::INFINITY)?;
-    c.select(at_end, end, x)
-}
-
-fn scaled_log(c: &mut OpCall<'_, '_>, factor: f64) -> EmitResult {
-    let x = floating_first(c)?;
-    let l = c.unary(UnaryOp::Log, x)?;
-    c.binary_float(BinaryOp::Mul, l, factor)
+    float_formula(c, |x| f(x.cast(DType::F64)).cast(x.dtype()))
 }
 
 fn binary(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
@@ -315,29 +230,24 @@ fn float_binary(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
 fn divide(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (a, b) = operands(c)?;
     let common = c.common_dtype(&[&a, &b]);
-    let y = match c.opt_string("rounding_mode")? {
-        None => return float_binary(c, BinaryOp::Div),
-        Some("floor") => c.emit_binary(BinaryOp::FloorDiv, &a.rounded_to(common), &b, common)?,
+    match c.opt_string("rounding_mode")? {
+        None => float_binary(c, BinaryOp::Div),
+        Some("floor") => c.emit_binary(BinaryOp::FloorDiv, &a.rounded_to(common), &b, common),
         Some("trunc") if common.is_float() => {
             let q = c.emit_binary(BinaryOp::Div, &a.rounded_to(common), &b, common)?;
             if !matches!(b, CallOperand::Scalar(_)) {
                 // The quotient by a tensor is rounded before it is truncated.
                 c.keep_rounding(q);
             }
-            c.unary(UnaryOp::Trunc, q)?
+            c.unary(UnaryOp::Trunc, q)
         }
         Some("trunc") => {
             let x = c.as_tensor(&a, common)?;
             let y = c.as_tensor(&b, common)?;
-            c.truncated_quotient(x, y)?
+            c.formula([x, y], |[x, y]| x.truncated_quotient(y))
         }
-        Some(other) => {
-            return Err(RuleFailure::Invalid(format!(
-                "expected rounding_mode floor or trunc, found `{other}`"
-            )));
-        }
-    };
-    Ok(y)
+        Some(other) => invalid!("expected rounding_mode floor or trunc, found `{other}`"),
+    }
 }
 
 fn fmod(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -345,11 +255,7 @@ fn fmod(c: &mut OpCall<'_, '_>) -> EmitResult {
     let dtype = c.common_dtype(&[&a, &b]);
     let x = c.as_tensor(&a, dtype)?;
     let y = c.as_tensor(&b, dtype)?;
-    if !dtype.is_float() {
-        let y = c.truncated_remainder(x, y)?;
-        return Ok(y);
-    }
-    c.float_remainder(x, y)
+    c.formula([x, y], |[x, y]| if dtype.is_float() { x.float_remainder(y) } else { x.truncated_remainder(y) })
 }
 
 /// A power with the exponent 0.5 or -0.5 is a root. The root of -infinity is NaN.
@@ -362,14 +268,13 @@ fn pow(c: &mut OpCall<'_, '_>) -> EmitResult {
         CallOperand::Scalar(s) if s.as_f64() == -0.5 => Some(UnaryOp::Rsqrt),
         _ => None,
     };
-    let y = match root {
+    match root {
         Some(root) => {
             let x = c.as_tensor(&a, dtype)?;
-            c.unary(root, x)?
+            c.unary(root, x)
         }
-        None => c.emit_binary(BinaryOp::Pow, &a.rounded_to(dtype), &b.rounded_to(dtype), dtype)?,
-    };
-    Ok(y)
+        None => c.emit_binary(BinaryOp::Pow, &a.rounded_to(dtype), &b.rounded_to(dtype), dtype),
+    }
 }
 
 /// `x != 0`, as bool.
@@ -378,11 +283,11 @@ pub(super) fn to_truth_value(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
 }
 
 fn logical(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
-    let x = c.tensor("self")?;
-    let y = c.tensor("other")?;
-    let x = to_truth_value(c, x)?;
-    let y = to_truth_value(c, y)?;
-    c.binary(op, x, y)
+    let operands = c.tensors_named(["self", "other"])?;
+    c.formula(operands, |operands| {
+        let [x, y] = operands.map(|operand| operand.cast(DType::Bool));
+        x.binary(op, y)
+    })
 }
 
 fn clamp(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -406,9 +311,7 @@ fn clamp(c: &mut OpCall<'_, '_>) -> EmitResult {
 
 fn select(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (Some(a), Some(b)) = (c.opt_operand("self")?, c.opt_operand("other")?) else {
-        return Err(RuleFailure::Opaque(
-            "the number of result elements depends on the data of the condition".into(),
-        ));
+        return unsupported!("the number of result elements depends on the data of the condition");
     };
     let condition = c.tensor("condition")?;
     let condition = to_truth_value(c, condition)?;
@@ -419,8 +322,7 @@ fn select(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn masked_fill(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let x = c.first_tensor()?;
-    let mask = c.tensor("mask")?;
+    let [x, mask] = c.tensors_named(["self", "mask"])?;
     let value = c.operand("value")?;
     let mask = to_truth_value(c, mask)?;
     let fill = c.as_tensor(&value, c.dtype(x))?;
@@ -428,54 +330,30 @@ fn masked_fill(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn lerp(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let x = c.first_tensor()?;
-    let end = c.tensor("end")?;
-    let weight = c.operand("weight")?;
-    let dtype = c.dtype(x);
-    let difference = c.binary(BinaryOp::Sub, end, x)?;
+    let [start, end] = c.tensors_named(["self", "end"])?;
     // PyTorch interpolates from the nearer end, so that both ends are exact.
-    let y = match &weight {
-        CallOperand::Scalar(w) if w.as_f64().abs() < 0.5 => lerp_from_start(c, x, difference, &weight)?,
-        CallOperand::Scalar(_) => lerp_from_end(c, end, difference, &weight, dtype)?,
-        other => {
-            let size = c.as_tensor(other, dtype)?;
-            let size = c.unary(UnaryOp::Abs, size)?;
-            let near = c.binary_float(BinaryOp::Lt, size, 0.5)?;
-            let from_start = lerp_from_start(c, x, difference, &weight)?;
-            let from_end = lerp_from_end(c, end, difference, &weight, dtype)?;
-            c.select(near, from_start, from_end)?
+    match c.operand("weight")? {
+        CallOperand::Scalar(weight) => {
+            let weight = weight.as_f64();
+            c.formula([start, end], |[start, end]| {
+                let difference = end - start;
+                if weight.abs() < 0.5 {
+                    start + difference * weight
+                } else {
+                    end - difference * (1.0 - weight)
+                }
+            })
         }
-    };
-    Ok(y)
-}
-
-fn lerp_from_start(
-    c: &mut OpCall<'_, '_>,
-    start: ValueId,
-    difference: ValueId,
-    weight: &CallOperand,
-) -> EmitResult {
-    let dtype = c.dtype(start);
-    let step = c.emit_binary(BinaryOp::Mul, &CallOperand::Tensor(difference), weight, dtype)?;
-    c.binary(BinaryOp::Add, start, step)
-}
-
-fn lerp_from_end(
-    c: &mut OpCall<'_, '_>,
-    end: ValueId,
-    difference: ValueId,
-    weight: &CallOperand,
-    dtype: DType,
-) -> EmitResult {
-    let complement = match weight {
-        CallOperand::Scalar(w) => CallOperand::Scalar(Scalar::Float(FloatAttribute(1.0 - w.as_f64()))),
-        other => {
-            let weight = c.as_tensor(other, dtype)?;
-            CallOperand::Tensor(c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), weight)?)
+        weight => {
+            let difference = c.binary(BinaryOp::Sub, end, start)?;
+            let weight = c.as_tensor(&weight, c.dtype(start))?;
+            c.formula([start, end, difference, weight], |[start, end, difference, weight]| {
+                let is_near = weight.abs().lt(0.5);
+                let from_start = start + difference * weight;
+                is_near.select(from_start, end - difference * (1.0 - weight))
+            })
         }
-    };
-    let step = c.emit_binary(BinaryOp::Mul, &CallOperand::Tensor(difference), &complement, dtype)?;
-    c.binary(BinaryOp::Sub, end, step)
+    }
 }
 
 /// `x + value * (a op b)`.
@@ -503,17 +381,11 @@ fn nan_to_num(c: &mut OpCall<'_, '_>) -> EmitResult {
     let nan = c.float_or("nan", 0.0)?;
     let high = c.float_or("posinf", largest)?;
     let low = c.float_or("neginf", -largest)?;
-    let mut y = x;
-    let is_nan = c.unary(UnaryOp::IsNan, x)?;
-    for (condition, value) in [(None, nan), (Some(f64::INFINITY), high), (Some(f64::NEG_INFINITY), low)] {
-        let condition = match condition {
-            None => is_nan,
-            Some(infinity) => c.binary_float(BinaryOp::Eq, x, infinity)?,
-        };
-        let fill = c.full(Scalar::Float(FloatAttribute(value)), dtype, vec![])?;
-        y = c.select(condition, fill, y)?;
-    }
-    Ok(y)
+    c.formula([x], |[x]| {
+        let y = x.is_nan().select(nan, x);
+        let y = x.eq(f64::INFINITY).select(high, y);
+        x.eq(f64::NEG_INFINITY).select(low, y)
+    })
 }
 
 /// Conversions of dtype. Device, layout and memory format do not affect the program.

@@ -1,22 +1,20 @@
 //! Bags of embeddings: rows of a table, reduced per bag. Bag `b` has the indices from `offsets[b]` up to
 //! `offsets[b + 1]`.
 
-use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueId};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported_if};
+use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, TensorType, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row_of_results("aten._embedding_bag", "take, index_add, or scatter for the largest", forward),
     row_of_results(
-        "aten._embedding_bag_forward_only",
+        "aten._embedding_bag aten._embedding_bag_forward_only",
         "take, index_add, or scatter for the largest",
         forward,
     ),
-    row("aten._embedding_bag_backward", "take, index_add", backward),
-    row("aten._embedding_bag_dense_backward", "take, index_add", backward),
+    row("aten._embedding_bag_backward aten._embedding_bag_dense_backward", "take, index_add", backward),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -31,7 +29,7 @@ fn mode(c: &OpCall<'_, '_>) -> RuleResult<BagMode> {
         0 => Ok(BagMode::Sum),
         1 => Ok(BagMode::Mean),
         2 => Ok(BagMode::Max),
-        other => Err(RuleFailure::Invalid(format!("expected mode 0, 1 or 2, found {other}"))),
+        other => invalid!("expected mode 0, 1 or 2, found {other}"),
     }
 }
 
@@ -49,25 +47,22 @@ struct EmbeddingBags {
 impl EmbeddingBags {
     /// The bags that the arguments describe. `count` is their number.
     fn from_offsets(c: &mut OpCall<'_, '_>, count: Dim) -> RuleResult<EmbeddingBags> {
-        let indices = c.tensor("indices")?;
-        let offsets = c.tensor("offsets")?;
+        let [indices, offsets] = c.tensors_named(["indices", "offsets"])?;
         let indices = if c.dtype(indices) == DType::Bool { c.cast(indices, DType::I64)? } else { indices };
-        if c.rank(indices) != 1 || c.rank(offsets) != 1 {
-            let a = c.rank(indices);
-            let b = c.rank(offsets);
-            return Err(RuleFailure::Invalid(format!(
-                "expected indices and offsets of one axis, found {a} and {b}"
-            )));
-        }
+        invalid_if!(
+            c.rank(indices) != 1 || c.rank(offsets) != 1,
+            "expected indices and offsets of one axis, found {a} and {b}",
+            a = c.rank(indices),
+            b = c.rank(offsets)
+        );
         let n = c.extent(indices, 0);
         // An index belongs to the last bag that starts at it or before it. Offsets are in ascending order.
         let offsets = c.slice(offsets, 0, 0.into(), count.clone(), 1)?;
         let offsets = c.cast(offsets, DType::I64)?;
         let position = c.iota(n, 0, 1, DType::I64)?;
-        let position = c.unsqueeze(position, 1)?;
-        let begun = c.binary(BinaryOp::Ge, position, offsets)?;
-        let begun = c.reduce(ReductionKind::Sum, begun, vec![1], false)?;
-        let bag_of_index = c.binary_scalar(BinaryOp::Sub, begun, Scalar::Int(1))?;
+        let bag_of_index = c.formula([position, offsets], |[position, offsets]| {
+            position.unsqueeze(1).ge(offsets).sum(&[1], false) - 1
+        })?;
         let counted = find_counted_indices(c, indices)?;
         let ones = match counted {
             Some(counted) => c.cast(counted, DType::I64)?,
@@ -80,12 +75,11 @@ impl EmbeddingBags {
 
     /// The bags that the program has already computed in the forward op.
     fn from_computed(c: &mut OpCall<'_, '_>, count: Dim) -> RuleResult<EmbeddingBags> {
-        let indices = c.tensor("indices")?;
-        let bag_of_index = c.tensor("offset2bag")?;
-        let sizes = c.tensor("bag_size")?;
-        if c.shape(bag_of_index) != c.shape(indices) || c.rank(bag_of_index) != 1 {
-            return Err(RuleFailure::Opaque("`offset2bag` does not have the bag of each index".into()));
-        }
+        let [indices, bag_of_index, sizes] = c.tensors_named(["indices", "offset2bag", "bag_size"])?;
+        unsupported_if!(
+            c.shape(bag_of_index) != c.shape(indices) || c.rank(bag_of_index) != 1,
+            "`offset2bag` does not have the bag of each index"
+        );
         let counted = find_counted_indices(c, indices)?;
         Ok(EmbeddingBags { indices, bag_of_index, count, counted_indices: counted, sizes })
     }
@@ -93,17 +87,12 @@ impl EmbeddingBags {
     /// Replaces the rows of padding indices by `other`.
     fn mask_padding(&self, c: &mut OpCall<'_, '_>, rows: ValueId, other: Scalar) -> EmitResult {
         let Some(counted) = self.counted_indices else { return Ok(rows) };
-        let counted = c.unsqueeze(counted, 1)?;
-        let fill = c.full(other, c.dtype(rows), vec![])?;
-        c.select(counted, rows, fill)
+        c.formula([rows, counted], |[rows, counted]| counted.unsqueeze(1).select(rows, other))
     }
 
     /// Divides the rows of the bags by the number of indices of each.
     fn divide_by_sizes(&self, c: &mut OpCall<'_, '_>, rows: ValueId) -> EmitResult {
-        let sizes = c.binary_scalar(BinaryOp::Max, self.sizes, Scalar::Int(1))?;
-        let sizes = c.cast(sizes, c.dtype(rows))?;
-        let sizes = c.unsqueeze(sizes, 1)?;
-        c.binary(BinaryOp::Div, rows, sizes)
+        c.formula([rows, self.sizes], |[rows, sizes]| rows / sizes.max(1).cast(rows.dtype()).unsqueeze(1))
     }
 }
 
@@ -118,22 +107,17 @@ fn find_counted_indices(c: &mut OpCall<'_, '_>, indices: ValueId) -> RuleResult<
 /// Multiplies the row of each index by its weight, if there are weights.
 fn weight_rows(c: &mut OpCall<'_, '_>, rows: ValueId) -> EmitResult {
     let Some(weights) = c.opt_tensor("per_sample_weights")? else { return Ok(rows) };
-    let weights = c.cast(weights, c.dtype(rows))?;
-    let weights = c.unsqueeze(weights, 1)?;
-    c.binary(BinaryOp::Mul, rows, weights)
+    c.formula([rows, weights], |[rows, weights]| rows * weights.cast(rows.dtype()).unsqueeze(1))
 }
 
 fn forward(c: &mut OpCall<'_, '_>) -> RuleResult {
     // These arguments only affect gradients.
     c.ignore(&["scale_grad_by_freq", "sparse"]);
-    let table = c.tensor("weight")?;
-    let offsets = c.tensor("offsets")?;
+    let [table, offsets] = c.tensors_named(["weight", "offsets"])?;
     let mode = mode(c)?;
     let trailing = i64::from(c.bool_or("include_last_offset", false)?);
     let count = c.extent(offsets, 0) - Dim::from(trailing);
-    if c.dim_bounds(&count).1 < 0 {
-        return Err(RuleFailure::Invalid("expected an offset for the end, found none".into()));
-    }
+    invalid_if!(c.dim_bounds(&count).1 < 0, "expected an offset for the end, found none");
     let bags = EmbeddingBags::from_offsets(c, count)?;
     let dtype = c.dtype(table);
     let rows = c.emit("take", Op::Take { axis: 0 }, &[table, bags.indices])?;
@@ -142,11 +126,10 @@ fn forward(c: &mut OpCall<'_, '_>) -> RuleResult {
     let y = if mode == BagMode::Max { max_bags(c, &bags, rows)? } else { sum_bags(c, &bags, rows, mode)? };
     let y = c.cast(y, dtype)?;
     c.set_result(0, y);
-    if mode == BagMode::Max && c.is_result_read(3) {
-        return Err(RuleFailure::Opaque(
-            "the positions of the largest elements are used, which is not supported".into(),
-        ));
-    }
+    unsupported_if!(
+        mode == BagMode::Max && c.is_result_read(3),
+        "the positions of the largest elements are used, which is not supported"
+    );
     // The other results are for gradients, and have these contents if a gradient needs them. Gradients of
     // sums do not need the sizes of bags, and PyTorch's CPU kernels leave them 0.
     let sizes = (mode != BagMode::Sum).then_some(bags.sizes);
@@ -174,7 +157,7 @@ fn sum_bags(c: &mut OpCall<'_, '_>, bags: &EmbeddingBags, rows: ValueId, mode: B
 
 /// The largest elements of the rows of each bag. They are 0 for empty bags.
 fn max_bags(c: &mut OpCall<'_, '_>, bags: &EmbeddingBags, rows: ValueId) -> EmitResult {
-    let lowest = Scalar::Float(symmc_ir::FloatAttribute(f64::NEG_INFINITY));
+    let lowest = Scalar::Float(FloatAttribute(f64::NEG_INFINITY));
     let rows = bags.mask_padding(c, rows, lowest)?;
     let shape = c.shape(rows);
     let bags_of_rows = c.unsqueeze(bags.bag_of_index, 1)?;
@@ -183,10 +166,7 @@ fn max_bags(c: &mut OpCall<'_, '_>, bags: &EmbeddingBags, rows: ValueId) -> Emit
     let none = c.full(lowest, ty.dtype, ty.shape.clone())?;
     let op = Op::ScatterElements { axis: 0, combine: Some(ReductionKind::Max) };
     let y = c.emit_as("scatter", op, &[none, bags_of_rows, rows], ty)?;
-    let some = c.binary_scalar(BinaryOp::Gt, bags.sizes, Scalar::Int(0))?;
-    let some = c.unsqueeze(some, 1)?;
-    let zero = c.full(Scalar::Int(0), c.dtype(y), vec![])?;
-    c.select(some, y, zero)
+    c.formula([y, bags.sizes], |[y, sizes]| sizes.gt(0).unsqueeze(1).select(y, 0))
 }
 
 /// The gradient of the table: the gradient of each bag, added to the rows of its indices.

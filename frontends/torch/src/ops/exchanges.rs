@@ -3,7 +3,7 @@
 //! Sizes are gathered from all ranks, so that each rank computes where each row comes from. What PyTorch leaves
 //! as it was in the tensors that these ops write, such as the rows after the last received one, is zero.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{
     AllToAllSplits, BinaryOp, Collective, CollectiveKind, DType, Dim, GroupId, Op, ReductionKind, Scalar,
     TensorType, ValueId,
@@ -12,14 +12,13 @@ use symmc_ir::{
 use super::collectives::{all_reduce, reduce_scatter};
 use super::{RuleRow, row_of_results};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleFailure, RuleResult, Term};
 use crate::per_rank::PerRankNumbers;
 use crate::schema::Argument;
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("_c10d_functional.batch_p2p_ops", "permute_ranks", batch_of_sends),
-    row_of_results("_c10d_functional.isend", "(refused by name)", one_send),
-    row_of_results("_c10d_functional.irecv", "(refused by name)", one_send),
+    row_of_results("_c10d_functional.isend _c10d_functional.irecv", "(refused by name)", one_send),
 ];
 
 pub(super) const WRITING_RULE_ROWS: &[RuleRow] = &[
@@ -37,8 +36,11 @@ pub(super) const WRITING_RULE_ROWS: &[RuleRow] = &[
         reduce_to_roots(c, &tiles, &roots)
     }),
     row_of_results("symm_mem.nccl_reduce_scatter_offset", "slice, reduce_scatter", reduce_blocks),
-    row_of_results("symm_mem.nccl_all_to_all_nd", "permute, all_to_all", exchange_axes),
-    row_of_results("symm_mem.nccl_all_to_all_permute", "permute, all_to_all", exchange_axes),
+    row_of_results(
+        "symm_mem.nccl_all_to_all_nd symm_mem.nccl_all_to_all_permute",
+        "permute, all_to_all",
+        exchange_axes,
+    ),
 ];
 
 /// The group of a call with its number of ranks, which must be known.
@@ -66,23 +68,14 @@ fn collective(
 }
 
 /// The sums of the elements before each one along an axis.
-fn sums_before(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> EmitResult {
-    let sums = c.emit("cumsum", Op::CumSum { axis }, &[x])?;
-    c.binary(BinaryOp::Sub, sums, x)
+fn sums_before(x: Term<'_>, axis: usize) -> Term<'_> {
+    x.cumulative_sum(axis) - x
 }
 
-/// The number of elements along the last axis for which `x op y`.
-fn count_where(c: &mut OpCall<'_, '_>, op: BinaryOp, x: ValueId, y: ValueId) -> EmitResult {
-    let matches = c.binary(op, x, y)?;
-    let matches = c.cast(matches, DType::I64)?;
-    let axis = c.rank(matches) - 1;
-    c.reduce(ReductionKind::Sum, matches, vec![axis], false)
-}
-
-/// `x` along its last axis at `index`, which has the same leading axes.
-fn at_last_axis(c: &mut OpCall<'_, '_>, x: ValueId, index: ValueId) -> EmitResult {
-    let axis = c.rank(x) - 1;
-    c.emit("gather", Op::GatherElements { axis }, &[x, index])
+/// The number of elements along the last axis for which `x >= y`.
+fn count_reached<'f>(x: Term<'f>, y: Term<'f>) -> Term<'f> {
+    let matches = x.ge(y).cast(DType::I64);
+    matches.sum(&[matches.rank().saturating_sub(1)], false)
 }
 
 /// This rank's element of axis 0, which has one for each rank.
@@ -104,10 +97,11 @@ fn ranks_along(c: &mut OpCall<'_, '_>, n: i64, factor: i64, axis: usize, rank: u
 /// `what`, that element as the index, and `limit + 1` as the extent.
 fn check_counts(c: &mut OpCall<'_, '_>, what: &str, x: ValueId, counts: ValueId, limit: i64) -> EmitResult {
     let axes: Vec<usize> = (0..c.rank(counts)).collect();
-    let max = c.reduce(ReductionKind::Max, counts, axes.clone(), false)?;
-    let min = c.reduce(ReductionKind::Min, counts, axes, false)?;
-    let negative = c.binary_scalar(BinaryOp::Lt, min, Scalar::Int(0))?;
-    let count = c.select(negative, min, max)?;
+    let count = c.formula([counts], |[counts]| {
+        let max = counts.reduce(ReductionKind::Max, &axes, false);
+        let min = counts.reduce(ReductionKind::Min, &axes, false);
+        min.lt(0).select(min, max)
+    })?;
     let zeros = c.full(Scalar::Int(0), DType::I64, vec![(limit + 1).into()])?;
     let zero = c.emit(what, Op::Take { axis: 0 }, &[zeros, count])?;
     c.binary(BinaryOp::Add, x, zero)
@@ -117,7 +111,7 @@ fn check_counts(c: &mut OpCall<'_, '_>, what: &str, x: ValueId, counts: ValueId,
 fn expect_sizes(c: &OpCall<'_, '_>, name: &str, sizes: ValueId) -> RuleResult {
     match c.dtype(sizes) {
         DType::I64 => Ok(()),
-        found => Err(RuleFailure::Invalid(format!("expected i64 as `{name}`, found {found}"))),
+        found => invalid!("expected i64 as `{name}`, found {found}"),
     }
 }
 
@@ -126,11 +120,7 @@ fn expect_same_dtype(c: &OpCall<'_, '_>, x: ValueId, out: ValueId) -> RuleResult
     if c.dtype(x) == c.dtype(out) {
         return Ok(());
     }
-    Err(RuleFailure::Invalid(format!(
-        "expected a result of the operand's dtype {}, found {}",
-        c.dtype(x),
-        c.dtype(out)
-    )))
+    invalid!("expected a result of the operand's dtype {}, found {}", c.dtype(x), c.dtype(out))
 }
 
 /// A written tensor has the dtype of the operand, and rows of the same shape.
@@ -141,11 +131,7 @@ fn expect_same_rows(c: &OpCall<'_, '_>, x: ValueId, out: ValueId) -> RuleResult 
         return Ok(());
     }
     let ty = |v: ValueId| c.lowering.display_type(c.ty(v));
-    Err(RuleFailure::Invalid(format!(
-        "expected a result with rows like those of the operand {}, found {}",
-        ty(x),
-        ty(out)
-    )))
+    invalid!("expected a result with rows like those of the operand {}, found {}", ty(x), ty(out))
 }
 
 /// A written tensor has the type of the operand.
@@ -154,22 +140,21 @@ fn expect_same_type(c: &OpCall<'_, '_>, x: ValueId, out: ValueId) -> RuleResult 
         return Ok(());
     }
     let ty = |v: ValueId| c.lowering.display_type(c.ty(v));
-    Err(RuleFailure::Invalid(format!("expected a result of the operand's type {}, found {}", ty(x), ty(out))))
+    invalid!("expected a result of the operand's type {}, found {}", ty(x), ty(out))
 }
 
 /// The split sizes with the offsets, as one tensor of two rows.
 fn with_offsets(c: &mut OpCall<'_, '_>, sizes: ValueId, offsets: ValueId) -> EmitResult {
     let flat = vec![Dim::from(1), c.ty(sizes).numel()];
-    let sizes = c.reshape(sizes, flat.clone())?;
-    let offsets = c.reshape(offsets, flat)?;
-    c.concat(&[sizes, offsets], 0)
+    c.formula([sizes, offsets], |[sizes, offsets]| {
+        sizes.reshape(flat.clone()).concat(offsets.reshape(flat), 0)
+    })
 }
 
 /// Rows to the ranks that the sizes say, packed in the order of the ranks.
 fn exchange_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (group, _) = known_group(c)?;
-    let x = c.tensor("input")?;
-    let out = c.tensor("out")?;
+    let [x, out] = c.tensors_named(["input", "out"])?;
     let mut sizes = c.tensor("in_splits")?;
     expect_sizes(c, "in_splits", sizes)?;
     expect_same_rows(c, x, out)?;
@@ -196,14 +181,12 @@ fn exchange_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult {
     let kind = CollectiveKind::AllToAll(AllToAllSplits::Device);
     let op = Op::Collective(Collective { kind, group, variant: None });
     let [y, received] = c.emit_all("all_to_all", op, &[operand, sizes])?[..] else {
-        return Err(RuleFailure::Invalid("expected two results of the exchange".into()));
+        return invalid!("expected two results of the exchange");
     };
     let y = c.slice(y, 0, 0.into(), capacity, 1)?;
-    let offsets = sums_before(c, received, 0)?;
+    let offsets = c.formula([received], |[received]| sums_before(received, 0))?;
     let sizes_and_offsets = with_offsets(c, received, offsets)?;
-    c.set_result(0, y);
-    c.set_result(1, sizes_and_offsets);
-    Ok(())
+    c.set_results([y, sizes_and_offsets])
 }
 
 /// Chunks of rows in the order of the experts of all ranks, to chunks in the order of the local expert and the
@@ -211,9 +194,7 @@ fn exchange_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult {
 /// rows takes as many.
 fn exchange_to_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (group, n) = known_group(c)?;
-    let x = c.tensor("input")?;
-    let out = c.tensor("out")?;
-    let sizes = c.tensor("in_splits")?;
+    let [x, out, sizes] = c.tensors_named(["input", "out", "in_splits"])?;
     let align = c.int_or("major_align", 1)?;
     expect_sizes(c, "in_splits", sizes)?;
     expect_same_rows(c, x, out)?;
@@ -221,38 +202,32 @@ fn exchange_to_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let tokens = fixed_extent(c, x, 0, "rows")?;
     let capacity = fixed_extent(c, out, 0, "rows of the result")?;
     let chunks = fixed_extent(c, sizes, 0, "split sizes")?;
-    if align < 1 || chunks % n != 0 {
-        return Err(RuleFailure::Invalid(format!(
-            "expected a positive major_align and a multiple of {n} split sizes, found {align} and {chunks}"
-        )));
-    }
+    invalid_if!(
+        align < 1 || chunks % n != 0,
+        "expected a positive major_align and a multiple of {n} split sizes, found {align} and {chunks}"
+    );
     let local = chunks / n;
     let all_sizes = c.collective(CollectiveKind::AllGather, group, sizes)?;
-    // By the rank that sends, and the chunk.
-    let sent = c.reshape(all_sizes, vec![n.into(), chunks.into()])?;
-    let starts = sums_before(c, sent, 1)?;
-    let ends = c.binary(BinaryOp::Add, starts, sent)?;
-    // By the rank that receives, its expert, and the rank that sends.
-    let arranged = [n.into(), n.into(), local.into()].to_vec();
-    let to_experts = |c: &mut OpCall<'_, '_>, v: ValueId| {
-        let v = c.reshape(v, arranged.clone())?;
-        c.permute(v, vec![1, 2, 0])
-    };
-    let received = to_experts(c, sent)?;
-    let rows = c.reduce(ReductionKind::Sum, received, vec![2], true)?;
-    let aligned = c.binary_scalar(BinaryOp::Add, rows, Scalar::Int(align - 1))?;
-    let aligned = c.binary_scalar(BinaryOp::FloorDiv, aligned, Scalar::Int(align))?;
-    let aligned = c.binary_scalar(BinaryOp::Mul, aligned, Scalar::Int(align))?;
-    let aligned = c.binary_scalar(BinaryOp::Max, aligned, Scalar::Int(align))?;
-    let expert_starts = sums_before(c, aligned, 1)?;
-    let within = sums_before(c, received, 2)?;
-    let offsets = c.binary(BinaryOp::Add, expert_starts, within)?;
+    let [sent, starts, ends, received, offsets] = c.formulas([all_sizes], |[all_sizes]| {
+        // By the rank that sends, and the chunk.
+        let sent = all_sizes.reshape(vec![n.into(), chunks.into()]);
+        let starts = sums_before(sent, 1);
+        let ends = starts + sent;
+        // By the rank that receives, its expert, and the rank that sends.
+        let received = sent.reshape(vec![n.into(), n.into(), local.into()]).permute(&[1, 2, 0]);
+        let rows = received.sum(&[2], true);
+        let aligned = ((rows + (align - 1)).floor_div(align) * align).max(align);
+        let expert_starts = sums_before(aligned, 1);
+        let offsets = expert_starts + sums_before(received, 2);
+        [sent, starts, ends, received, offsets]
+    })?;
     let slots = slots_of_rows(c, group, (n, tokens, capacity), (received, offsets, starts))?;
     // An expert without rows may start beyond the result.
-    let zero = c.full(Scalar::Int(0), DType::I64, vec![])?;
-    let has_rows = c.binary_scalar(BinaryOp::Ne, received, Scalar::Int(0))?;
-    let received_ends = c.binary(BinaryOp::Add, offsets, received)?;
-    let received_ends = c.select(has_rows, received_ends, zero)?;
+    let received_ends = c.formula([received, offsets], |[received, offsets]| {
+        let zero = received.constant(0.0);
+        let has_rows = received.ne(0);
+        has_rows.select(offsets + received, zero)
+    })?;
     let slots = check_counts(c, "rows_within_capacity", slots, received_ends, capacity)?;
     let slots = check_counts(c, "rows_within_operand", slots, ends, tokens)?;
     let slots = check_counts(c, "rows_of_chunk", slots, sent, tokens)?;
@@ -265,9 +240,7 @@ fn exchange_to_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let own_sizes = of_this_rank(c, received, group)?;
     let own_offsets = of_this_rank(c, offsets, group)?;
     let sizes_and_offsets = with_offsets(c, own_sizes, own_offsets)?;
-    c.set_result(0, y);
-    c.set_result(1, sizes_and_offsets);
-    Ok(())
+    c.set_results([y, sizes_and_offsets])
 }
 
 /// A tensor as a matrix with the same rows.
@@ -288,17 +261,15 @@ fn chunks_of_rows(
     let sizes = c.reshape(sizes, flat.clone())?;
     let offsets = c.reshape(offsets, flat)?;
     let rows = c.iota(capacity.into(), 0, 1, DType::I64)?;
-    let column = c.unsqueeze(rows, 1)?;
-    // Chunks start in order. The last one that starts at or before a row has it, or none has.
-    let started = count_where(c, BinaryOp::Ge, column, offsets)?;
-    let chunk = c.binary_scalar(BinaryOp::Sub, started, Scalar::Int(1))?;
-    let chunk = c.binary_scalar(BinaryOp::Max, chunk, Scalar::Int(0))?;
-    let start = c.emit("take", Op::Take { axis: 0 }, &[offsets, chunk])?;
-    let size = c.emit("take", Op::Take { axis: 0 }, &[sizes, chunk])?;
-    let position = c.binary(BinaryOp::Sub, rows, start)?;
-    let inside = c.binary(BinaryOp::Lt, position, size)?;
-    let none = c.full(Scalar::Int(-1), DType::I64, vec![])?;
-    let position = c.select(inside, position, none)?;
+    let [chunk, position] = c.formulas([rows, sizes, offsets], |[rows, sizes, offsets]| {
+        // Chunks start in order. The last one that starts at or before a row has it, or none has.
+        let started = count_reached(rows.unsqueeze(1), offsets);
+        let chunk = (started - 1).max(0);
+        let start = offsets.take(0, chunk);
+        let size = sizes.take(0, chunk);
+        let position = rows - start;
+        [chunk, position.lt(size).select(position, -1)]
+    })?;
     Ok((chunk, position))
 }
 
@@ -309,12 +280,11 @@ fn sources_of_rows(
     base: ValueId,
 ) -> EmitResult {
     let flat = vec![c.ty(base).numel()];
-    let base = c.reshape(base, flat)?;
-    let base = c.emit("take", Op::Take { axis: 0 }, &[base, chunk])?;
-    let source = c.binary(BinaryOp::Add, base, position)?;
-    let none = c.full(Scalar::Int(-1), DType::I64, vec![])?;
-    let inside = c.binary(BinaryOp::Gt, position, none)?;
-    c.select(inside, source, none)
+    c.formula([base, chunk, position], |[base, chunk, position]| {
+        let source = base.reshape(flat).take(0, chunk) + position;
+        let none = position.constant(-1.0);
+        position.gt(none).select(source, none)
+    })
 }
 
 /// The token from which each row of this rank comes.
@@ -325,8 +295,8 @@ fn slots_of_rows(
     (received, offsets, starts): (ValueId, ValueId, ValueId),
 ) -> EmitResult {
     let local = c.extent(received, 1);
-    let starts = c.reshape(starts, vec![n.into(), n.into(), local])?;
-    let starts = c.permute(starts, vec![1, 2, 0])?;
+    let starts =
+        c.formula([starts], |[starts]| starts.reshape(vec![n.into(), n.into(), local]).permute(&[1, 2, 0]))?;
     let senders = ranks_along(c, n, tokens, 2, 3)?;
     let starts = c.binary(BinaryOp::Add, starts, senders)?;
     let own_sizes = of_this_rank(c, received, group)?;
@@ -344,50 +314,38 @@ fn rows_of_tokens(
 ) -> EmitResult {
     let chunks = c.extent(starts, 1);
     let receivers = ranks_along(c, n, capacity, 0, 3)?;
-    let targets = c.binary(BinaryOp::Add, offsets, receivers)?;
-    let targets = c.permute(targets, vec![2, 0, 1])?;
-    let targets = c.reshape(targets, vec![n.into(), chunks.clone()])?;
-    let targets = c.binary(BinaryOp::Sub, targets, starts)?;
-    let tokens_along = c.iota(tokens.into(), 0, 1, DType::I64)?;
-    let column = c.reshape(tokens_along, vec![1.into(), tokens.into(), 1.into()])?;
-    let ends = c.unsqueeze(ends, 1)?;
-    let passed = count_where(c, BinaryOp::Ge, column, ends)?;
-    let last_chunk = c.emit_dim(&(chunks - Dim::from(1)), DType::I64)?;
-    let chunk = c.binary(BinaryOp::Min, passed, last_chunk)?;
-    let target = at_last_axis(c, targets, chunk)?;
-    let row = c.binary(BinaryOp::Add, target, tokens_along)?;
-    let none = c.full(Scalar::Int(-1), DType::I64, vec![])?;
-    let inside = c.binary(BinaryOp::Le, passed, last_chunk)?;
-    let row = c.select(inside, row, none)?;
-    c.reshape(row, vec![(n * tokens).into(), 1.into()])
+    c.formula([starts, ends, offsets, receivers], |[starts, ends, offsets, receivers]| {
+        let targets = (offsets + receivers).permute(&[2, 0, 1]).reshape(vec![n.into(), chunks.clone()]);
+        let targets = targets - starts;
+        let tokens_along = targets.map(|c, _| c.iota(tokens.into(), 0, 1, DType::I64));
+        let column = tokens_along.reshape(vec![1.into(), tokens.into(), 1.into()]);
+        let passed = count_reached(column, ends.unsqueeze(1));
+        let last_chunk = passed.map(|c, _| c.emit_dim(&(chunks - Dim::from(1)), DType::I64));
+        let row = targets.gather(1, passed.min(last_chunk)) + tokens_along;
+        let none = row.constant(-1.0);
+        passed.le(last_chunk).select(row, none).reshape(vec![(n * tokens).into(), 1.into()])
+    })
 }
 
 /// Chunks of rows in the order of the local expert and the rank they go to, at any offsets, to chunks in the
 /// order of the rank they come from and its expert, without gaps.
 fn exchange_from_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (group, n) = known_group(c)?;
-    let x = c.tensor("input")?;
-    let out = c.tensor("out")?;
-    let sizes_and_offsets = c.tensor("in_splits_offsets")?;
+    let [x, out, sizes_and_offsets] = c.tensors_named(["input", "out", "in_splits_offsets"])?;
     expect_sizes(c, "in_splits_offsets", sizes_and_offsets)?;
     expect_same_rows(c, x, out)?;
     c.ignore(&["out_splits_offsets"]);
     let tokens = fixed_extent(c, x, 0, "rows")?;
     let capacity = fixed_extent(c, out, 0, "rows of the result")?;
     let chunks = fixed_extent(c, sizes_and_offsets, 1, "split sizes")?;
-    if chunks % n != 0
-        || c.rank(sizes_and_offsets) != 2
-        || c.extent(sizes_and_offsets, 0).as_const() != Some(2)
-    {
-        let shape = c.shape(sizes_and_offsets);
-        return Err(RuleFailure::Invalid(format!(
-            "expected sizes and offsets as two rows of a multiple of {n} numbers, found {shape:?}"
-        )));
-    }
-    if !c.dtype(x).is_float() {
-        let dtype = c.dtype(x);
-        return Err(RuleFailure::Opaque(format!("rows of {dtype} are not supported")));
-    }
+    invalid_if!(
+        chunks % n != 0
+            || c.rank(sizes_and_offsets) != 2
+            || c.extent(sizes_and_offsets, 0).as_const() != Some(2),
+        "expected sizes and offsets as two rows of a multiple of {n} numbers, found {shape:?}",
+        shape = c.shape(sizes_and_offsets)
+    );
+    unsupported_if!(!c.dtype(x).is_float(), "rows of {dtype} are not supported", dtype = c.dtype(x));
     let local = chunks / n;
     let gathered = c.collective(CollectiveKind::AllGather, group, sizes_and_offsets)?;
     let gathered = c.reshape(gathered, vec![n.into(), 2.into(), local.into(), n.into()])?;
@@ -398,19 +356,18 @@ fn exchange_from_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
         let table = c.reshape(table, vec![n.into(), local.into(), n.into()])?;
         arranged.push(c.permute(table, vec![2, 0, 1])?);
     }
-    let [sizes, sources] = arranged[..] else {
-        return Err(RuleFailure::Invalid("expected sizes and offsets".into()));
-    };
-    let zero = c.full(Scalar::Int(0), DType::I64, vec![])?;
-    let has_rows = c.binary_scalar(BinaryOp::Ne, sizes, Scalar::Int(0))?;
-    let first = c.select(has_rows, sources, zero)?;
-    let source_ends = c.binary(BinaryOp::Add, first, sizes)?;
+    let [sizes, sources] = arranged[..] else { return invalid!("expected sizes and offsets") };
+    let [first, source_ends] = c.formulas([sizes, sources], |[sizes, sources]| {
+        let zero = sizes.constant(0.0);
+        let first = sizes.ne(0).select(sources, zero);
+        [first, first + sizes]
+    })?;
     let senders = ranks_along(c, n, tokens, 1, 3)?;
     let sources = c.binary(BinaryOp::Add, sources, senders)?;
     let sizes = of_this_rank(c, sizes, group)?;
     let sources = of_this_rank(c, sources, group)?;
     let sizes = c.reshape(sizes, vec![chunks.into()])?;
-    let offsets = sums_before(c, sizes, 0)?;
+    let offsets = c.formula([sizes], |[sizes]| sums_before(sizes, 0))?;
     let row_chunks = chunks_of_rows(c, capacity, (sizes, offsets))?;
     let rows = sources_of_rows(c, row_chunks, sources)?;
     let ends = c.binary(BinaryOp::Add, offsets, sizes)?;
@@ -425,9 +382,7 @@ fn exchange_from_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let y = collective(c, CollectiveKind::CombineRows, group, &[flat_x, rows], flat)?;
     let y = c.reshape(y, ty.shape)?;
     let sizes_and_offsets = with_offsets(c, sizes, offsets)?;
-    c.set_result(0, y);
-    c.set_result(1, sizes_and_offsets);
-    Ok(())
+    c.set_results([y, sizes_and_offsets])
 }
 
 /// The sum of each tile at its root. Other ranks keep what they have.
@@ -436,12 +391,11 @@ fn reduce_to_roots(c: &mut OpCall<'_, '_>, tiles: &[ValueId], roots: &[i64]) -> 
     let out = c.tensor("out_tile")?;
     let distinct: std::collections::BTreeSet<i64> = roots.iter().copied().collect();
     let fits = distinct.len() == roots.len() && roots.iter().all(|root| (0..n).contains(root));
-    if !fits || tiles.len() != roots.len() {
-        let tile_count = tiles.len();
-        return Err(RuleFailure::Invalid(format!(
-            "expected a different root below {n} for each tile, found the roots {roots:?} of {tile_count} tiles"
-        )));
-    }
+    invalid_if!(
+        !fits || tiles.len() != roots.len(),
+        "expected a different root below {n} for each tile, found the roots {roots:?} of {tile_count} tiles",
+        tile_count = tiles.len()
+    );
     for tile in tiles {
         expect_same_type(c, *tile, out)?;
     }
@@ -455,8 +409,7 @@ fn reduce_to_roots(c: &mut OpCall<'_, '_>, tiles: &[ValueId], roots: &[i64]) -> 
         let stacked = c.concat(&stacked, 0)?;
         let y = reduce_scatter(c, stacked)?;
         let y = c.reshape(y, c.shape(out))?;
-        c.set_result(0, y);
-        return Ok(());
+        return c.set_only_result(y);
     }
     let numbers = c.iota(n.into(), 0, 1, DType::I64)?;
     let own = of_this_rank(c, numbers, group)?;
@@ -466,8 +419,7 @@ fn reduce_to_roots(c: &mut OpCall<'_, '_>, tiles: &[ValueId], roots: &[i64]) -> 
         let is_root = c.binary_scalar(BinaryOp::Eq, own, Scalar::Int(*root))?;
         y = c.select(is_root, sum, y)?;
     }
-    c.set_result(0, y);
-    Ok(())
+    c.set_only_result(y)
 }
 
 /// Blocks of an axis, each summed at its destination. The `j`-th blocks of all ranks have the same size.
@@ -476,14 +428,14 @@ fn reduce_blocks(c: &mut OpCall<'_, '_>) -> RuleResult {
     let x = c.tensor("input")?;
     let out = c.tensors("out")?;
     if let Some(other) = c.opt_string("red_op")?.filter(|op| *op != "sum") {
-        return Err(RuleFailure::Opaque(format!("expected the reduction sum, found `{other}`")));
+        return unsupported!("expected the reduction sum, found `{other}`");
     }
     let axis = c.axis("dim", c.rank(x))?;
     let extent = fixed_extent(c, x, axis, "elements")?;
     let ends = match c.opt_ints("offsets")? {
         Some(ends) => ends,
         None if extent % n == 0 => (1..=n).map(|i| i * (extent / n)).collect(),
-        None => return Err(RuleFailure::Invalid(format!("expected {n} ranks to divide {extent} elements"))),
+        None => return invalid!("expected {n} ranks to divide {extent} elements"),
     };
     let ranks = c.opt_ints("dst_ranks")?.unwrap_or_else(|| (0..ends.len() as i64).map(|i| i % n).collect());
     let blocks_of = |rank: i64| -> Vec<(i64, i64)> {
@@ -498,13 +450,12 @@ fn reduce_blocks(c: &mut OpCall<'_, '_>) -> RuleResult {
         && blocks_by_rank.iter().all(|own| {
             own.len() == out.len() && own.iter().zip(&blocks_by_rank[0]).all(|(a, b)| equal(a, b))
         });
-    if !fits {
-        let result_count = out.len();
-        return Err(RuleFailure::Invalid(format!(
-            "expected as many blocks of the same sizes for each of {n} ranks, found blocks that end at {ends:?}, the \
-             destinations {ranks:?} and {result_count} results"
-        )));
-    }
+    invalid_if!(
+        !fits,
+        "expected as many blocks of the same sizes for each of {n} ranks, found blocks that end at {ends:?}, the \
+         destinations {ranks:?} and {result_count} results",
+        result_count = out.len()
+    );
     for (j, result) in out.iter().enumerate() {
         let mut stacked = Vec::with_capacity(blocks_by_rank.len());
         for own in &blocks_by_rank {
@@ -524,16 +475,15 @@ fn reduce_blocks(c: &mut OpCall<'_, '_>) -> RuleResult {
 /// Scatters one of the first two axes over the ranks and gathers the other.
 fn exchange_axes(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (group, n) = known_group(c)?;
-    let x = c.tensor("input")?;
-    let out = c.tensor("out")?;
+    let [x, out] = c.tensors_named(["input", "out"])?;
     let axes = (c.int("scatter_dim")?, c.int("gather_dim")?);
     let scattered = match axes {
         (0, 1) => 0,
         (1, 0) => 1,
         (scatter, gather) => {
-            return Err(RuleFailure::Opaque(format!(
+            return unsupported!(
                 "expected the scattered and the gathered axis 0 and 1 or 1 and 0, found {scatter} and {gather}"
-            )));
+            );
         }
     };
     expect_same_dtype(c, x, out)?;
@@ -546,21 +496,18 @@ fn exchange_axes(c: &mut OpCall<'_, '_>) -> RuleResult {
         shape[scattered] = each;
         shape.insert(scattered, n.into());
     }
-    if shape.len() != 3 || shape.get(scattered).and_then(Dim::as_const) != Some(n) {
-        return Err(RuleFailure::Invalid(format!(
-            "expected a matrix, or {n} pieces along axis {scattered}, found {:?}",
-            c.shape(x)
-        )));
-    }
+    invalid_if!(
+        shape.len() != 3 || shape.get(scattered).and_then(Dim::as_const) != Some(n),
+        "expected a matrix, or {n} pieces along axis {scattered}, found {:?}",
+        c.shape(x)
+    );
     let pieces = c.reshape(x, shape)?;
     let swap = |c: &mut OpCall<'_, '_>, v: ValueId| c.permute(v, vec![1, 0, 2]);
     let pieces = if scattered == 1 { swap(c, pieces)? } else { pieces };
     let y = c.collective(CollectiveKind::AllToAll(AllToAllSplits::Even), group, pieces)?;
     let mut y = if scattered == 0 { swap(c, y)? } else { y };
     if is_matrix && c.rank(out) == 2 {
-        let [a, b, d] = &c.shape(y)[..] else {
-            return Err(RuleFailure::Invalid("expected pieces of a matrix".into()));
-        };
+        let [a, b, d] = &c.shape(y)[..] else { return invalid!("expected pieces of a matrix") };
         let matrix = if scattered == 0 {
             vec![a.clone(), b.clone() * d.clone()]
         } else {
@@ -570,8 +517,7 @@ fn exchange_axes(c: &mut OpCall<'_, '_>) -> RuleResult {
         expect_same_type(c, y, out)?;
     }
     let y = c.reshape(y, c.shape(out))?;
-    c.set_result(0, y);
-    Ok(())
+    c.set_only_result(y)
 }
 
 const ONE_PROGRAM: &str = "a program with sends fits one rank only: give the archives of all ranks";
@@ -582,7 +528,7 @@ fn batch_of_sends(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (group, n) = known_group(c)?;
     let tensors = c.tensors("tensors")?;
     let Some(Argument::Strings(kinds)) = c.get("op_list") else {
-        return Err(RuleFailure::Invalid("expected strings as `op_list`".into()));
+        return invalid!("expected strings as `op_list`");
     };
     let peers = match c.get("peer_list") {
         Some(Argument::ByRank(b)) => match &b.numbers {
@@ -591,21 +537,17 @@ fn batch_of_sends(c: &mut OpCall<'_, '_>) -> RuleResult {
         },
         Some(Argument::Ints(one)) => {
             let kinds: Vec<&str> = kinds.iter().map(|k| &**k).collect();
-            return Err(RuleFailure::Invalid(format!(
-                "{ONE_PROGRAM}; found {kinds:?} with the ranks {one:?}"
-            )));
+            return invalid!("{ONE_PROGRAM}; found {kinds:?} with the ranks {one:?}");
         }
         _ => Vec::new(),
     };
-    if peers.len() as i64 != n
-        || peers.iter().any(|list| list.len() != kinds.len())
-        || tensors.len() != kinds.len()
-    {
-        return Err(RuleFailure::Invalid(format!(
-            "expected a rank for each of {} sends and receives on each of {n} ranks, found {peers:?}",
-            kinds.len()
-        )));
-    }
+    invalid_if!(
+        peers.len() as i64 != n
+            || peers.iter().any(|list| list.len() != kinds.len())
+            || tensors.len() != kinds.len(),
+        "expected a rank for each of {} sends and receives on each of {n} ranks, found {peers:?}",
+        kinds.len()
+    );
     let mut receives: Vec<usize> = (0..kinds.len()).filter(|i| &*kinds[*i] == "irecv").collect();
     for send in (0..kinds.len()).filter(|i| &*kinds[*i] == "isend") {
         let pairs = pairs_of_send(&peers, send)?;
@@ -613,9 +555,9 @@ fn batch_of_sends(c: &mut OpCall<'_, '_>) -> RuleResult {
             pairs.iter().all(|&(from, to)| peers[to as usize][**receive] == Some(from.into()))
         };
         let Some(receive) = receives.iter().find(fits).copied() else {
-            return Err(RuleFailure::Invalid(format!(
+            return invalid!(
                 "expected a receive for send {send}, which goes from rank to rank as {pairs:?}, found none"
-            )));
+            );
         };
         receives.retain(|r| *r != receive);
         let y = c.collective(CollectiveKind::Permute { pairs }, group, tensors[send])?;
@@ -624,7 +566,7 @@ fn batch_of_sends(c: &mut OpCall<'_, '_>) -> RuleResult {
         c.set_result(send, nothing);
     }
     match receives.first() {
-        Some(i) => Err(RuleFailure::Invalid(format!("expected a send for receive {i}, found none"))),
+        Some(i) => invalid!("expected a send for receive {i}, found none"),
         None => Ok(()),
     }
 }
@@ -646,7 +588,7 @@ fn one_send(c: &mut OpCall<'_, '_>) -> RuleResult {
         |to| Ok(format!("a send to rank {to}")),
     );
     let description: String = peer.map_err(|e: RuleFailure| e)?;
-    Err(RuleFailure::Invalid(format!(
+    invalid!(
         "expected sends and receives of all ranks together, as `batch_p2p_ops` has them, found {description}"
-    )))
+    )
 }

@@ -3,65 +3,44 @@
 //! The program has expressions for integers, so the ops that compute them vanish. Assertions vanish as well.
 //! An assertion that contradicts known facts is an error.
 
-use symmc_import::Emit;
 use symmc_import::requirement::is_within_limits;
+use symmc_import::{Emit, invalid, invalid_if, unsupported};
 use symmc_ir::{BinaryOp, DType, Dim, Scalar};
 
 use super::{RuleRow, row_of_results};
 use crate::call::OpCall;
 use crate::dtype;
-use crate::lower::{RuleFailure, RuleResult};
+use crate::lower::RuleResult;
 use crate::schema::Argument;
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("aten.sym_size", "(an extent)", sym_size),
-    row_of_results("aten.item", "(an integer)", read_integer),
-    row_of_results("aten._local_scalar_dense", "(an integer)", read_integer),
+    row_of_results("aten.item aten._local_scalar_dense", "(an integer)", read_integer),
     row_of_results("aten.sym_numel", "(an extent)", nothing),
-    row_of_results("aten.sym_stride", "(an integer)", nothing),
-    row_of_results("aten.sym_storage_offset", "(an integer)", nothing),
+    row_of_results(
+        "aten.sym_stride aten.sym_storage_offset _operator.add _operator.sub _operator.mul \
+         _operator.floordiv _operator.mod _operator.neg _operator.pos _operator.lshift _operator.rshift \
+         _operator.pow torch.sym_max torch.sym_min torch.sym_int torch.sym_sum builtins.round math.ceil \
+         math.floor math.trunc",
+        "(an integer)",
+        nothing,
+    ),
     row_of_results("aten._assert_tensor_metadata", "(checked)", assert_metadata),
-    row_of_results("aten._assert_scalar", "(checked)", assert_scalar),
-    row_of_results("aten._assert_async", "(nothing)", nothing),
-    row_of_results("aten._functional_assert_scalar", "(checked)", assert_scalar),
-    row_of_results("aten._functional_assert_async", "(nothing)", nothing),
-    row_of_results("aten.sym_constrain_range", "(checked)", constrain),
-    row_of_results("aten.sym_constrain_range_for_size", "(checked)", constrain),
-    row_of_results("aten._functional_sym_constrain_range", "(nothing)", nothing),
-    row_of_results("aten._make_dep_token", "(nothing)", nothing),
-    row_of_results("_operator.add", "(an integer)", nothing),
-    row_of_results("_operator.sub", "(an integer)", nothing),
-    row_of_results("_operator.mul", "(an integer)", nothing),
-    row_of_results("_operator.floordiv", "(an integer)", nothing),
-    row_of_results("_operator.mod", "(an integer)", nothing),
-    row_of_results("_operator.neg", "(an integer)", nothing),
-    row_of_results("_operator.pos", "(an integer)", nothing),
-    row_of_results("_operator.lshift", "(an integer)", nothing),
-    row_of_results("_operator.rshift", "(an integer)", nothing),
-    row_of_results("_operator.pow", "(an integer)", nothing),
-    row_of_results("_operator.truediv", "(a number)", nothing),
-    row_of_results("_operator.eq", "(a fact)", nothing),
-    row_of_results("_operator.ne", "(a fact)", nothing),
-    row_of_results("_operator.lt", "(a fact)", nothing),
-    row_of_results("_operator.le", "(a fact)", nothing),
-    row_of_results("_operator.gt", "(a fact)", nothing),
-    row_of_results("_operator.ge", "(a fact)", nothing),
-    row_of_results("_operator.and_", "(a fact)", nothing),
-    row_of_results("_operator.or_", "(a fact)", nothing),
-    row_of_results("_operator.not_", "(a fact)", nothing),
-    row_of_results("torch.sym_max", "(an integer)", nothing),
-    row_of_results("torch.sym_min", "(an integer)", nothing),
-    row_of_results("torch.sym_not", "(a fact)", nothing),
-    row_of_results("torch.sym_int", "(an integer)", nothing),
-    row_of_results("torch.sym_float", "(a number)", nothing),
-    row_of_results("torch.sym_ite", "(a number)", nothing),
-    row_of_results("torch.sym_sum", "(an integer)", nothing),
-    row_of_results("torch.sym_sqrt", "(a number)", nothing),
-    row_of_results("torch._C._set_grad_enabled", "(nothing)", nothing),
-    row_of_results("builtins.round", "(an integer)", nothing),
-    row_of_results("math.ceil", "(an integer)", nothing),
-    row_of_results("math.floor", "(an integer)", nothing),
-    row_of_results("math.trunc", "(an integer)", nothing),
+    row_of_results("aten._assert_scalar aten._functional_assert_scalar", "(checked)", assert_scalar),
+    row_of_results(
+        "aten._assert_async aten._functional_assert_async aten._functional_sym_constrain_range \
+         aten._make_dep_token torch._C._set_grad_enabled",
+        "(nothing)",
+        nothing,
+    ),
+    row_of_results("aten.sym_constrain_range aten.sym_constrain_range_for_size", "(checked)", constrain),
+    row_of_results("_operator.truediv torch.sym_float torch.sym_ite torch.sym_sqrt", "(a number)", nothing),
+    row_of_results(
+        "_operator.eq _operator.ne _operator.lt _operator.le _operator.gt _operator.ge _operator.and_ \
+         _operator.or_ _operator.not_ torch.sym_not",
+        "(a fact)",
+        nothing,
+    ),
 ];
 
 fn nothing(c: &mut OpCall<'_, '_>) -> RuleResult {
@@ -75,12 +54,9 @@ fn read_integer(c: &mut OpCall<'_, '_>) -> RuleResult {
     let x = c.first_tensor()?;
     let name = crate::data_sizes::read_symbol(c.lowering.scope.graph, c.node);
     let Some(id) = name.and_then(|name| c.lowering.symbols.data.symbol(name)) else {
-        return Err(RuleFailure::Opaque("it reads a number that depends on data, and is no integer".into()));
+        return unsupported!("it reads a number that depends on data, and is no integer");
     };
-    if c.dtype(x).is_float() {
-        let dtype = c.dtype(x);
-        return Err(RuleFailure::Invalid(format!("expected an integer tensor, found {dtype}")));
-    }
+    invalid_if!(c.dtype(x).is_float(), "expected an integer tensor, found {dtype}", dtype = c.dtype(x));
     let x = c.reshape(x, vec![])?;
     let mut value = c.cast(x, DType::I64)?;
     if let Some(limit) = c.lowering.symbols.data.declared_limit(id) {
@@ -102,26 +78,20 @@ fn sym_size(c: &mut OpCall<'_, '_>) -> RuleResult {
     let axis = c.axis("dim", c.rank(x))?;
     let extent = c.ty(x).shape.get(axis).cloned().unwrap_or(1.into());
     let Some(value) = c.lowering.scope.graph.sym_int_values.get(&**name) else {
-        return Err(RuleFailure::Invalid(format!(
-            "expected an entry in sym_int_values for `{}`, found none",
-            &**name
-        )));
+        return invalid!("expected an entry in sym_int_values for `{}`, found none", &**name);
     };
     if c.packed_length(x, axis).is_some() {
         return Ok(());
     }
     let declared = c.lowering.symbols.resolve_size(value)?;
     let declared = c.lowering.symbols.data.normalize(&declared);
-    if c.lowering.symbols.data.depends_on_data(&declared) {
-        let expected = c.lowering.symbols.data.display(&declared);
-        return Err(RuleFailure::Invalid(format!(
-            "expected an extent of `{expected}`, which depends on data, found {extent:?}"
-        )));
-    }
+    invalid_if!(
+        c.lowering.symbols.data.depends_on_data(&declared),
+        "expected an extent of `{expected}`, which depends on data, found {extent:?}",
+        expected = c.lowering.symbols.data.display(&declared)
+    );
     let (low, high) = c.dim_bounds(&(extent.clone() - declared.clone()));
-    if low > 0 || high < 0 {
-        return Err(RuleFailure::Invalid(format!("expected an extent of {declared:?}, found {extent:?}")));
-    }
+    invalid_if!(low > 0 || high < 0, "expected an extent of {declared:?}, found {extent:?}");
     c.require_equal("extent", &extent, &declared)
 }
 
@@ -131,13 +101,12 @@ fn assert_metadata(c: &mut OpCall<'_, '_>) -> RuleResult {
     let ty = c.ty(x).clone();
     if let Some(Argument::ScalarType(code)) = c.get("dtype") {
         let fits = dtype::from_schema(*code).is_ok_and(|d: DType| d == ty.dtype);
-        if !fits {
-            let expected = dtype::from_schema(*code).map_or_else(|name| name, |d| d.to_string());
-            return Err(RuleFailure::Invalid(format!(
-                "it asserts a dtype of {expected}, found {}",
-                ty.dtype
-            )));
-        }
+        invalid_if!(
+            !fits,
+            "it asserts a dtype of {expected}, found {}",
+            ty.dtype,
+            expected = dtype::from_schema(*code).map_or_else(|name| name, |d| d.to_string())
+        );
     }
     let Some(size) = c.opt_dims("size")? else { return Ok(()) };
     let agree = size.len() == ty.rank()
@@ -149,7 +118,7 @@ fn assert_metadata(c: &mut OpCall<'_, '_>) -> RuleResult {
         let mut pairs = size.iter().zip(&ty.shape);
         return pairs.try_for_each(|(expected, found)| c.require_equal("size", found, expected));
     }
-    Err(RuleFailure::Invalid(format!("it asserts a size of {size:?}, found {:?}", ty.shape)))
+    invalid!("it asserts a size of {size:?}, found {:?}", ty.shape)
 }
 
 fn assert_scalar(c: &mut OpCall<'_, '_>) -> RuleResult {
@@ -173,7 +142,7 @@ fn assert_scalar(c: &mut OpCall<'_, '_>) -> RuleResult {
     match (truth, relation) {
         (Some(false), _) => {
             let message = c.opt_string("assert_msg").ok().flatten().unwrap_or("the condition");
-            Err(RuleFailure::Invalid(format!("the assertion never holds: {message}")))
+            invalid!("the assertion never holds: {message}")
         }
         (None, Some(text)) => {
             // Three kinds of assertions are not checked: about numbers that depend on data, about products of
@@ -198,13 +167,12 @@ fn constrain(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (low, high) = c.dim_bounds(&size);
     let min = c.opt_int("min")?;
     let max = c.opt_int("max")?;
-    if min.is_some_and(|m| high < m) || max.is_some_and(|m| low > m) {
-        return Err(RuleFailure::Invalid(format!(
-            "it asserts a size from {} to {}, found one from {low} to {high}",
-            min.map_or("any".into(), |m| m.to_string()),
-            max.map_or("any".into(), |m| m.to_string()),
-        )));
-    }
+    invalid_if!(
+        min.is_some_and(|m| high < m) || max.is_some_and(|m| low > m),
+        "it asserts a size from {} to {}, found one from {low} to {high}",
+        min.map_or("any".into(), |m| m.to_string()),
+        max.map_or("any".into(), |m| m.to_string())
+    );
     let ends = [min.map(|min| (Dim::from(min), size.clone())), max.map(|max| (size, Dim::from(max)))];
     ends.iter().flatten().try_for_each(|(low, high)| c.require_at_most("size", low, high))
 }

@@ -1,93 +1,61 @@
 //! Ops over lists of tensors. `_foreach_add` and similar ops apply the op of one tensor to each element. The
 //! fused optimizers have formulas.
 
-use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp, ValueId};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported_if};
+use symmc_ir::{DType, ValueId};
 
 use super::{OpRule, RuleRow, activations, create, elementwise, normalize, row_of_results};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::effects::bare_target;
+use crate::lower::{EmitResult, RuleFailure, RuleResult, Term};
 
 /// The tables with the ops of one tensor.
 const SINGLE_TENSOR_TABLES: [&[RuleRow]; 4] =
     [elementwise::RULE_ROWS, activations::RULE_ROWS, normalize::RULE_ROWS, create::RULE_ROWS];
 
-/// Pairs of the argument name that a rule of one tensor asks for and the name that the op over lists has.
+/// Pairs of the argument name that a rule of one tensor asks for and the names that ops over lists have for it.
 const RENAMED_ARGUMENTS: &[(&str, &str)] = &[
-    ("other", "scalar"),
-    ("other", "scalars"),
-    ("exponent", "scalar"),
-    ("exponent", "scalars"),
-    ("min", "scalar"),
-    ("min", "scalars"),
-    ("min", "other"),
-    ("max", "scalar"),
-    ("max", "scalars"),
-    ("max", "other"),
-    ("value", "scalar"),
-    ("value", "scalars"),
+    ("other", "scalar scalars"),
+    ("exponent", "scalar scalars"),
+    ("min", "scalar scalars other"),
+    ("max", "scalar scalars other"),
+    ("value", "scalar scalars"),
     ("end", "tensors1"),
-    ("weight", "scalars"),
-    ("weight", "weights"),
+    ("weight", "scalars weights"),
 ];
 
-macro_rules! rows {
-    ($($list:literal => $one:literal),* $(,)?) => {
-        pub(super) const RULE_ROWS: &[RuleRow] = &[
-            $(row_of_results($list, concat!("as ", $one, ", for each"), |c| for_each(c, $one)),)*
-            row_of_results("aten._fused_adam", "mul, add, sqrt, div", |c| adam(c, Decay::Gradient)),
-            row_of_results("aten._fused_adamw", "mul, add, sqrt, div", |c| adam(c, Decay::Parameter)),
-            row_of_results("aten._fused_sgd", "mul, add", sgd),
-        ];
-    };
-}
+pub(super) const RULE_ROWS: &[RuleRow] = &[
+    row_of_results(
+        "aten._foreach_add aten._foreach_sub aten._foreach_mul aten._foreach_div aten._foreach_maximum \
+         aten._foreach_minimum aten._foreach_clamp_min aten._foreach_clamp_max aten._foreach_pow \
+         aten._foreach_addcmul aten._foreach_addcdiv aten._foreach_lerp aten._foreach_copy \
+         aten._foreach_zero aten._foreach_norm aten._foreach_abs aten._foreach_neg aten._foreach_sign \
+         aten._foreach_exp aten._foreach_log aten._foreach_sqrt aten._foreach_rsqrt \
+         aten._foreach_reciprocal aten._foreach_sigmoid aten._foreach_tanh aten._foreach_floor \
+         aten._foreach_ceil aten._foreach_trunc",
+        "as the operator of one tensor, for each",
+        for_each,
+    ),
+    row_of_results("aten._fused_adam", "mul, add, sqrt, div", |c| adam(c, Decay::Gradient)),
+    row_of_results("aten._fused_adamw", "mul, add, sqrt, div", |c| adam(c, Decay::Parameter)),
+    row_of_results("aten._fused_sgd", "mul, add", sgd),
+];
 
-rows! {
-    "aten._foreach_add" => "aten.add",
-    "aten._foreach_sub" => "aten.sub",
-    "aten._foreach_mul" => "aten.mul",
-    "aten._foreach_div" => "aten.div",
-    "aten._foreach_maximum" => "aten.maximum",
-    "aten._foreach_minimum" => "aten.minimum",
-    "aten._foreach_clamp_min" => "aten.clamp_min",
-    "aten._foreach_clamp_max" => "aten.clamp_max",
-    "aten._foreach_pow" => "aten.pow",
-    "aten._foreach_addcmul" => "aten.addcmul",
-    "aten._foreach_addcdiv" => "aten.addcdiv",
-    "aten._foreach_lerp" => "aten.lerp",
-    "aten._foreach_copy" => "aten.copy",
-    "aten._foreach_zero" => "aten.zero",
-    "aten._foreach_norm" => "aten.linalg_vector_norm",
-    "aten._foreach_abs" => "aten.abs",
-    "aten._foreach_neg" => "aten.neg",
-    "aten._foreach_sign" => "aten.sign",
-    "aten._foreach_exp" => "aten.exp",
-    "aten._foreach_log" => "aten.log",
-    "aten._foreach_sqrt" => "aten.sqrt",
-    "aten._foreach_rsqrt" => "aten.rsqrt",
-    "aten._foreach_reciprocal" => "aten.reciprocal",
-    "aten._foreach_sigmoid" => "aten.sigmoid",
-    "aten._foreach_tanh" => "aten.tanh",
-    "aten._foreach_floor" => "aten.floor",
-    "aten._foreach_ceil" => "aten.ceil",
-    "aten._foreach_trunc" => "aten.trunc",
-}
-
-fn for_each(c: &mut OpCall<'_, '_>, one: &str) -> RuleResult {
+fn for_each(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let target = bare_target(&c.node.target);
+    let op = target.strip_prefix("aten._foreach_").and_then(|op| op.split('.').next()).unwrap_or(target);
+    let one = format!("aten.{}", op.trim_end_matches('_'));
     // For powers of one number, the list of exponents determines the number of elements.
     let list = if c.is_list("exponent") && !c.is_list("self") { "exponent" } else { "self" };
     let count = c.tensors(list)?.len();
     let single: Option<OpRule> =
-        SINGLE_TENSOR_TABLES.into_iter().flatten().find(|r| r.name == one).map(|r| r.rule);
+        SINGLE_TENSOR_TABLES.into_iter().flatten().find(|r| r.has_name(&one)).map(|r| r.rule);
     let rule = single.ok_or_else(|| RuleFailure::Opaque(format!("{one} is not supported")))?;
     if count == 0 {
         c.ignore_all();
     }
     let results = c.apply_to_elements(count, RENAMED_ARGUMENTS, rule)?;
-    for (i, value) in results.into_iter().enumerate() {
-        c.set_result(i, value);
-    }
-    Ok(())
+    c.set_results(results)
 }
 
 /// The target of weight decay.
@@ -110,12 +78,11 @@ fn optimizer_state<const N: usize>(
     }
     let count = lists.first().map_or(0, Vec::len);
     for (name, list) in names.iter().zip(&lists) {
-        if !list.is_empty() && list.len() != count {
-            return Err(RuleFailure::Invalid(format!(
-                "expected {count} tensors as `{name}`, found {}",
-                list.len()
-            )));
-        }
+        invalid_if!(
+            !list.is_empty() && list.len() != count,
+            "expected {count} tensors as `{name}`, found {}",
+            list.len()
+        );
     }
     Ok((0..count).map(|i| std::array::from_fn(|n| lists.get(n).and_then(|l| l.get(i)).copied())).collect())
 }
@@ -123,29 +90,16 @@ fn optimizer_state<const N: usize>(
 /// Rejects the arguments of fused optimizers that only mixed precision uses.
 fn require_no_scaling(c: &OpCall<'_, '_>) -> RuleResult {
     for name in ["grad_scale", "found_inf"] {
-        if c.opt_tensor(name)?.is_some() {
-            return Err(RuleFailure::Opaque(format!("`{name}` is not supported")));
-        }
+        unsupported_if!(c.opt_tensor(name)?.is_some(), "`{name}` is not supported");
     }
     Ok(())
 }
 
 /// The gradient that the optimizer uses: negated to maximize, plus the decay of the parameter if the decay
 /// applies to the gradient.
-fn effective_gradient(c: &mut OpCall<'_, '_>, x: ValueId, g: ValueId, decay: f64) -> EmitResult {
-    let g = if c.bool_or("maximize", false)? { c.unary(UnaryOp::Neg, g)? } else { g };
-    if decay == 0.0 {
-        return Ok(g);
-    }
-    let d = c.binary_float(BinaryOp::Mul, x, decay)?;
-    c.binary(BinaryOp::Add, g, d)
-}
-
-/// `a * x + b * y`.
-fn weighted_sum(c: &mut OpCall<'_, '_>, a: f64, x: ValueId, b: f64, y: ValueId) -> EmitResult {
-    let x = c.binary_float(BinaryOp::Mul, x, a)?;
-    let y = c.binary_float(BinaryOp::Mul, y, b)?;
-    c.binary(BinaryOp::Add, x, y)
+fn effective_gradient<'f>(x: Term<'f>, g: Term<'f>, maximize: bool, decay: f64) -> Term<'f> {
+    let g = if maximize { -g } else { g };
+    if decay == 0.0 { g } else { g + x * decay }
 }
 
 /// Adam and AdamW. Results: parameters, gradients, first moments, second moments, their maxima.
@@ -154,6 +108,7 @@ fn adam(c: &mut OpCall<'_, '_>, decay: Decay) -> RuleResult {
     let names = ["self", "grads", "exp_avgs", "exp_avg_sqs", "state_steps", "max_exp_avg_sqs"];
     let rows = optimizer_state(c, names)?;
     let amsgrad = c.bool_or("amsgrad", false)?;
+    let maximize = c.bool_or("maximize", false)?;
     let beta1 = c.float_or("beta1", 0.9)?;
     let beta2 = c.float_or("beta2", 0.999)?;
     let weight_decay = c.float_or("weight_decay", 0.0)?;
@@ -161,49 +116,36 @@ fn adam(c: &mut OpCall<'_, '_>, decay: Decay) -> RuleResult {
     let count = rows.len();
     for (i, row) in rows.into_iter().enumerate() {
         let [Some(x), Some(g), Some(m), Some(v), Some(step), largest] = row else {
-            return Err(RuleFailure::Invalid("expected the state of each parameter, found none".into()));
+            return invalid!("expected the state of each parameter, found none");
         };
         let dtype = c.dtype(x);
-        if [g, m, v].iter().any(|&t| c.dtype(t) != dtype) || !matches!(dtype, DType::F32 | DType::F64) {
-            return Err(RuleFailure::Opaque("expected tensors that are all f32 or all f64".into()));
-        }
+        unsupported_if!(
+            [g, m, v].iter().any(|&t| c.dtype(t) != dtype) || !matches!(dtype, DType::F32 | DType::F64),
+            "expected tensors that are all f32 or all f64"
+        );
         let lr = learning_rate(c, dtype)?;
-        let mut x = x;
-        if decay == Decay::Parameter && weight_decay != 0.0 {
-            let d = c.binary_float(BinaryOp::Mul, lr, weight_decay)?;
-            let d = c.binary(BinaryOp::Mul, x, d)?;
-            x = c.binary(BinaryOp::Sub, x, d)?;
+        invalid_if!(amsgrad && largest.is_none(), "expected `max_exp_avg_sqs` for amsgrad, found none");
+        let [x, m, v, spread] = c.formulas([x, g, m, v, step, lr], |[x, g, m, v, step, lr]| {
+            let decays = decay == Decay::Parameter && weight_decay != 0.0;
+            let x = if decays { x - x * (lr * weight_decay) } else { x };
+            let gradient_decay = if decay == Decay::Gradient { weight_decay } else { 0.0 };
+            let effective = effective_gradient(x, g, maximize, gradient_decay);
+            let m = m * beta1 + effective * (1.0 - beta1);
+            let square = effective.square();
+            let v = v * beta2 + square * (1.0 - beta2);
+            let step = step.cast(DType::F64);
+            let first = 1.0 - step.power_of(beta1);
+            let second = (1.0 - step.power_of(beta2)).sqrt();
+            let first = first.cast(dtype);
+            let second = second.cast(dtype);
+            let spread = largest.filter(|_| amsgrad).map_or(v, |largest| v.term(largest).max(v));
+            let root = spread.sqrt() / second + eps;
+            let size = lr / first;
+            [x - m / root * size, m, v, spread]
+        })?;
+        if let Some(largest) = largest {
+            c.set_result(4 * count + i, if amsgrad { spread } else { largest });
         }
-        let effective =
-            effective_gradient(c, x, g, if decay == Decay::Gradient { weight_decay } else { 0.0 })?;
-        let m = weighted_sum(c, beta1, m, 1.0 - beta1, effective)?;
-        let square = c.binary(BinaryOp::Mul, effective, effective)?;
-        let v = weighted_sum(c, beta2, v, 1.0 - beta2, square)?;
-        let step = c.cast(step, DType::F64)?;
-        let first = bias_correction(c, beta1, step)?;
-        let second = bias_correction(c, beta2, step)?;
-        let second = c.unary(UnaryOp::Sqrt, second)?;
-        let first = c.cast(first, dtype)?;
-        let second = c.cast(second, dtype)?;
-        let mut spread = v;
-        if amsgrad {
-            let Some(largest) = largest else {
-                return Err(RuleFailure::Invalid(
-                    "expected `max_exp_avg_sqs` for amsgrad, found none".into(),
-                ));
-            };
-            spread = c.binary(BinaryOp::Max, largest, v)?;
-            c.set_result(4 * count + i, spread);
-        } else if let Some(largest) = largest {
-            c.set_result(4 * count + i, largest);
-        }
-        let root = c.unary(UnaryOp::Sqrt, spread)?;
-        let root = c.binary(BinaryOp::Div, root, second)?;
-        let root = c.binary_float(BinaryOp::Add, root, eps)?;
-        let size = c.binary(BinaryOp::Div, lr, first)?;
-        let moved = c.binary(BinaryOp::Div, m, root)?;
-        let moved = c.binary(BinaryOp::Mul, moved, size)?;
-        let x = c.binary(BinaryOp::Sub, x, moved)?;
         for (result, value) in [(0, x), (1, g), (2, m), (3, v)] {
             c.set_result(result * count + i, value);
         }
@@ -218,12 +160,6 @@ fn learning_rate(c: &mut OpCall<'_, '_>, dtype: DType) -> EmitResult {
     c.reshape(lr, vec![])
 }
 
-/// `1 - beta ^ step`.
-fn bias_correction(c: &mut OpCall<'_, '_>, beta: f64, step: ValueId) -> EmitResult {
-    let power = c.scalar_binary(BinaryOp::Pow, Scalar::Float(symmc_ir::FloatAttribute(beta)), step)?;
-    c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), power)
-}
-
 /// SGD. Results: parameters, gradients, momenta.
 fn sgd(c: &mut OpCall<'_, '_>) -> RuleResult {
     require_no_scaling(c)?;
@@ -232,28 +168,29 @@ fn sgd(c: &mut OpCall<'_, '_>) -> RuleResult {
     let dampening = c.float_or("dampening", 0.0)?;
     let weight_decay = c.float_or("weight_decay", 0.0)?;
     let nesterov = c.bool_or("nesterov", false)?;
+    let maximize = c.bool_or("maximize", false)?;
     let first = c.bool_or("is_first_step", false)?;
     let count = rows.len();
     for (i, [x, g, buffer]) in rows.into_iter().enumerate() {
         let (Some(x), Some(g)) = (x, g) else {
-            return Err(RuleFailure::Invalid("expected a gradient for each parameter, found none".into()));
+            return invalid!("expected a gradient for each parameter, found none");
         };
         let lr = learning_rate(c, c.dtype(x))?;
-        let effective = effective_gradient(c, x, g, weight_decay)?;
-        let mut direction = effective;
-        if let Some(buffer) = buffer.filter(|_| momentum != 0.0) {
-            let buffer = if first {
-                effective
-            } else {
-                weighted_sum(c, momentum, buffer, 1.0 - dampening, effective)?
+        let [x, new_buffer] = c.formulas([x, g, lr], |[x, g, lr]| {
+            let effective = effective_gradient(x, g, maximize, weight_decay);
+            let buffer = buffer.filter(|_| momentum != 0.0).map(|buffer| {
+                if first { effective } else { x.term(buffer) * momentum + effective * (1.0 - dampening) }
+            });
+            let direction = match buffer {
+                Some(buffer) if nesterov => effective * 1.0 + buffer * momentum,
+                Some(buffer) => buffer,
+                None => effective,
             };
-            c.set_result(2 * count + i, buffer);
-            direction = if nesterov { weighted_sum(c, 1.0, effective, momentum, buffer)? } else { buffer };
-        } else if let Some(buffer) = buffer {
-            c.set_result(2 * count + i, buffer);
+            [x - direction * lr, buffer.unwrap_or(effective)]
+        })?;
+        if let Some(buffer) = buffer {
+            c.set_result(2 * count + i, if momentum == 0.0 { buffer } else { new_buffer });
         }
-        let moved = c.binary(BinaryOp::Mul, direction, lr)?;
-        let x = c.binary(BinaryOp::Sub, x, moved)?;
         c.set_result(i, x);
         c.set_result(count + i, g);
     }

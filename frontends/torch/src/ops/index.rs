@@ -3,32 +3,29 @@
 //! Negative indices of PyTorch's advanced indexing count from the end, which the IR does not support. An
 //! index is therefore wrapped, unless the nodes that compute it show that it is never negative.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, RuleCall, invalid_if, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Op, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.embedding", "take", |c| {
         // These arguments only affect gradients.
         c.ignore(&["padding_idx", "scale_grad_by_freq", "sparse"]);
-        let w = c.tensor("weight")?;
-        let ids = c.tensor("indices")?;
+        let [w, ids] = c.tensors_named(["weight", "indices"])?;
         c.emit("take", Op::Take { axis: 0 }, &[w, ids])
     }),
     row_of_results("aten.index_select", "take", |c| {
-        let x = c.first_tensor()?;
-        let index = c.tensor("index")?;
+        let [x, index] = c.tensors_named(["self", "index"])?;
         let axis = c.axis("dim", c.rank(x))?;
         let index = as_row(c, index)?;
         on_row(c, x, |c, x| c.emit("take", Op::Take { axis }, &[x, index]))
     }),
     row("aten.gather", "gather", |c| {
         c.ignore(&["sparse_grad"]);
-        let x = c.first_tensor()?;
-        let index = c.tensor("index")?;
+        let [x, index] = c.tensors_named(["self", "index"])?;
         let axis = c.axis("dim", c.rank(x))?;
         let shape = c.shape(index);
         let x = as_row(c, x)?;
@@ -37,29 +34,25 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         c.reshape(y, shape)
     }),
     row("aten.take_along_dim", "gather", |c| {
-        let x = c.first_tensor()?;
-        let index = c.tensor("indices")?;
-        if c.get("dim").is_none() || c.rank(x) != c.rank(index) {
-            return Err(RuleFailure::Opaque("a flattened operand is not supported".into()));
-        }
+        let [x, index] = c.tensors_named(["self", "indices"])?;
+        unsupported_if!(
+            c.get("dim").is_none() || c.rank(x) != c.rank(index),
+            "a flattened operand is not supported"
+        );
         let axis = c.axis("dim", c.rank(x))?;
         c.emit("gather", Op::GatherElements { axis }, &[x, index])
     }),
     row("aten.take", "reshape, take", |c| {
-        let x = c.first_tensor()?;
-        let index = c.tensor("index")?;
+        let [x, index] = c.tensors_named(["self", "index"])?;
         let flat = c.reshape(x, vec![c.ty(x).numel()])?;
         let index = c.wrap_negative_index(index, &c.ty(x).numel())?;
         c.emit("take", Op::Take { axis: 0 }, &[flat, index])
     }),
-    row_of_results("aten.index.Tensor", "take, index", index),
-    row_of_results("aten._unsafe_index", "take, index", index),
+    row_of_results("aten.index.Tensor aten._unsafe_index", "take, index", index),
     row("aten.one_hot", "eq with an iota", |c| {
         let x = c.first_tensor()?;
         let classes = c.int_or("num_classes", -1)?;
-        if classes < 0 {
-            return Err(RuleFailure::Opaque("the number of classes depends on data".into()));
-        }
+        unsupported_if!(classes < 0, "the number of classes depends on data");
         let x = c.unsqueeze(x, c.rank(x))?;
         let class_ids = c.iota(classes.into(), 0, 1, c.dtype(x))?;
         let y = c.binary(BinaryOp::Eq, x, class_ids)?;
@@ -100,23 +93,16 @@ pub(super) struct AdvancedIndexing {
 /// PyTorch's result.
 pub(super) fn resolve_indexing(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<AdvancedIndexing> {
     let list = c.opt_tensors("indices")?;
-    if list.len() > c.rank(x) {
-        return Err(RuleFailure::Invalid(format!(
-            "expected at most {} indices, found {}",
-            c.rank(x),
-            list.len()
-        )));
-    }
+    invalid_if!(list.len() > c.rank(x), "expected at most {} indices, found {}", c.rank(x), list.len());
     let mut axes = Vec::new();
     let mut indices = Vec::new();
     for (axis, index) in list.into_iter().enumerate() {
         let Some(index) = index else { continue };
         // PyTorch treats bytes as masks, too.
-        if matches!(c.dtype(index), DType::Bool | DType::U8) {
-            return Err(RuleFailure::Opaque(
-                "an index is a mask, so the extent of the result depends on data".into(),
-            ));
-        }
+        unsupported_if!(
+            matches!(c.dtype(index), DType::Bool | DType::U8),
+            "an index is a mask, so the extent of the result depends on data"
+        );
         let n = c.ty(x).shape[axis].clone();
         indices.push(c.wrap_negative_index(index, &n)?);
         axes.push(axis);

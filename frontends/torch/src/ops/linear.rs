@@ -1,21 +1,18 @@
 //! PyTorch's forms of matrix products, as batched `matmul` with views around it.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, EmitFormulas, RuleCall, unsupported, unsupported_if};
 use symmc_ir::{Op, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.linear", "matmul_unrounded, add, cast", linear),
-    row("aten.mm", "matmul", |c| product(c, "mat2")),
-    row("aten.bmm", "matmul", |c| product(c, "mat2")),
+    row("aten.mm aten.bmm", "matmul", |c| product(c, "mat2")),
     row("aten.mv", "matmul, reshape", |c| product(c, "vec")),
     row("aten.dot", "matmul, reshape", |c| product(c, "tensor")),
-    row("aten.vdot", "matmul, reshape", |c| product(c, "other")),
-    row("aten.matmul", "matmul, reshape", |c| product(c, "other")),
-    row("aten.linalg_matmul", "matmul, reshape", |c| product(c, "other")),
+    row("aten.vdot aten.matmul aten.linalg_matmul", "matmul, reshape", |c| product(c, "other")),
     row("aten.addmm", "matmul_unrounded, mul, add, cast", |c| add_product(c, "mat1", "mat2")),
     row("aten.addmv", "matmul_unrounded, mul, add, cast", |c| add_product(c, "mat", "vec")),
     row("aten.baddbmm", "matmul_unrounded, mul, add, cast", |c| add_product(c, "batch1", "batch2")),
@@ -33,29 +30,21 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.einsum", "permute, reshape, matmul", einsum),
     row("aten._grouped_mm", "grouped_matmul", grouped),
     row("transformers.grouped_mm_fallback", "grouped_matmul", |c| {
-        let x = c.tensor("input")?;
-        let y = c.tensor("weight")?;
-        let ends = c.tensor("offs")?;
+        let [x, y, ends] = c.tensors_named(["input", "weight", "offs"])?;
         c.emit("grouped_matmul", Op::GroupedMatMul, &[x, y, ends])
     }),
     row_of_results("transformers.grouped_mm_fallback_backward", "grouped_matmul, permute", |c| {
-        let x = c.tensor("input")?;
-        let y = c.tensor("weight")?;
-        let ends = c.tensor("offs")?;
-        let gradient = c.tensor("grad_output")?;
+        let [x, y, ends, gradient] = c.tensors_named(["input", "weight", "offs", "grad_output"])?;
         let x = c.transposed(x)?;
         let y = c.transposed(y)?;
         let of_x = c.emit("grouped_matmul", Op::GroupedMatMul, &[gradient, y, ends])?;
         let of_y = c.emit("grouped_matmul", Op::GroupedMatMul, &[x, gradient, ends])?;
-        c.set_result(0, of_x);
-        c.set_result(1, of_y);
-        Ok(())
+        c.set_results([of_x, of_y])
     }),
 ];
 
 fn linear(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let x = c.tensor("input")?;
-    let w = c.tensor("weight")?;
+    let [x, w] = c.tensors_named(["input", "weight"])?;
     let w = if c.rank(w) == 1 { w } else { c.transposed(w)? };
     let dtype = c.dtype(x);
     match c.opt_tensor("bias")? {
@@ -93,17 +82,16 @@ fn add_product(c: &mut OpCall<'_, '_>, x: &str, y: &str) -> EmitResult {
 
 /// `beta * self + alpha * sum(batch1[i] @ batch2[i])`: one product, whose inner axis has the rows of all batches.
 fn add_sum_of_products(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let bias = c.first_tensor()?;
-    let x = c.tensor("batch1")?;
-    let y = c.tensor("batch2")?;
+    let [bias, x, y] = c.tensors_named(["self", "batch1", "batch2"])?;
     let (of_x, of_y) = (c.shape(x), c.shape(y));
     let ([batches, rows, inner], [_, _, columns]) = (&of_x[..], &of_y[..]) else {
-        return Err(RuleFailure::Opaque("the factors are not batches of matrices".into()));
+        return unsupported!("the factors are not batches of matrices");
     };
     let joined = batches.clone() * inner.clone();
-    let x = c.permute(x, vec![1, 0, 2])?;
-    let x = c.reshape(x, vec![rows.clone(), joined.clone()])?;
-    let y = c.reshape(y, vec![joined, columns.clone()])?;
+    let [x, y] = c.formulas([x, y], |[x, y]| {
+        let x = x.permute(&[1, 0, 2]).reshape(vec![rows.clone(), joined.clone()]);
+        [x, y.reshape(vec![joined, columns.clone()])]
+    })?;
     add_scaled_product(c, bias, x, y)
 }
 
@@ -138,29 +126,19 @@ fn einsum(c: &mut OpCall<'_, '_>) -> EmitResult {
 /// Grouped matrix products. The groups divide the rows of the left operand or the columns of the right one.
 /// If both operands are matrices, the groups divide K. Without groups both operands are batches.
 fn grouped(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let x = c.first_tensor()?;
-    let y = c.tensor("mat2")?;
+    let [x, y] = c.tensors_named(["self", "mat2"])?;
     let ends = c.opt_tensor("offs")?;
-    if c.opt_tensor("bias")?.is_some() {
-        return Err(RuleFailure::Opaque("a bias per group is not supported".into()));
-    }
+    unsupported_if!(c.opt_tensor("bias")?.is_some(), "a bias per group is not supported");
     let (x, y) = cast_factors(c, x, y)?;
-    let z = match (c.rank(x), c.rank(y), ends) {
-        (2, 2 | 3, Some(ends)) => c.emit("grouped_matmul", Op::GroupedMatMul, &[x, y, ends])?,
+    match (c.rank(x), c.rank(y), ends) {
+        (2, 2 | 3, Some(ends)) => c.emit("grouped_matmul", Op::GroupedMatMul, &[x, y, ends]),
         (3, 2, Some(ends)) => {
             let rows = c.transposed(y)?;
             let matrices = c.transposed(x)?;
             let z = c.emit("grouped_matmul", Op::GroupedMatMul, &[rows, matrices, ends])?;
-            c.transposed(z)?
+            c.transposed(z)
         }
-        (3, 3, None) => c.matmul(x, y)?,
-        _ => {
-            return Err(RuleFailure::Opaque(format!(
-                "a grouped product of {} and {} axes is not supported",
-                c.rank(x),
-                c.rank(y)
-            )));
-        }
-    };
-    Ok(z)
+        (3, 3, None) => c.matmul(x, y),
+        _ => unsupported!("a grouped product of {} and {} axes is not supported", c.rank(x), c.rank(y)),
+    }
 }

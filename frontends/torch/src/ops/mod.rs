@@ -1,7 +1,7 @@
 //! The rules, by target, in one table per theme. [`supported`] lists the rows that [`find_rule`] searches.
 //!
-//! A row names an op (`aten.add`), which covers all its overloads, or one overload (`aten.max.dim`), which
-//! takes precedence. Ops that write (`aten.add_`, `aten.add.out`) use the row of their functional counterpart
+//! A row names ops (`aten.add`), with all their overloads, or single overloads (`aten.max.dim`), which take
+//! precedence. Ops that write (`aten.add_`, `aten.add.out`) use the row of their functional counterpart
 //! ([`crate::inplace`]). Ops without a counterpart have separate rows, whose results are the new contents of
 //! what they write.
 
@@ -73,7 +73,7 @@ pub(crate) fn find_rule(target: &str) -> Option<OpRule> {
 pub(crate) fn find_writing(target: &str) -> Option<OpRule> {
     let op = bare_target(target).rsplit_once('.')?.0;
     let rows = collectives::WRITING_RULE_ROWS.iter().chain(exchanges::WRITING_RULE_ROWS);
-    rows.into_iter().find(|r| r.name == op).map(|r| r.rule)
+    rows.into_iter().find(|r| r.has_name(op)).map(|r| r.rule)
 }
 
 /// Every target with the ops that it becomes, in the order of the themes.

@@ -1,28 +1,22 @@
 //! Softmax and normalization. They become single ops where the IR has them.
 
-use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, FloatAttribute, Op, ReductionKind, Scalar, UnaryOp, ValueId};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported_if};
+use symmc_ir::{BinaryOp, DType, FloatAttribute, Op, ReductionKind, Scalar, ValueId};
 
 use super::reduce::cast_to_requested_dtype;
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row("aten.softmax", "softmax", |c| softmax(c, false)),
-    row("aten._softmax", "softmax", |c| softmax(c, false)),
+    row("aten.softmax aten._softmax", "softmax", |c| softmax(c, false)),
     row("aten._safe_softmax", "softmax, 0 where all is -infinity", safe_softmax),
-    row("aten.log_softmax", "log_softmax", |c| softmax(c, true)),
-    row("aten._log_softmax", "log_softmax", |c| softmax(c, true)),
-    row_of_results("aten.rms_norm", "rms_norm", rms_norm),
-    row_of_results("aten._fused_rms_norm", "rms_norm", rms_norm),
-    row_of_results("aten.layer_norm", "layer_norm", layer_norm),
-    row_of_results("aten.native_layer_norm", "layer_norm", layer_norm),
-    row_of_results("aten.group_norm", "layer_norm of groups, mul, add", group_norm),
-    row_of_results("aten.native_group_norm", "layer_norm of groups, mul, add", group_norm),
+    row("aten.log_softmax aten._log_softmax", "log_softmax", |c| softmax(c, true)),
+    row_of_results("aten.rms_norm aten._fused_rms_norm", "rms_norm", rms_norm),
+    row_of_results("aten.layer_norm aten.native_layer_norm", "layer_norm", layer_norm),
+    row_of_results("aten.group_norm aten.native_group_norm", "layer_norm of groups, mul, add", group_norm),
     row_of_results("aten._native_batch_norm_legit_no_training", "sub, mul, add", batch_norm),
-    row("aten.norm", "sqrt of sum of squares", vector_norm),
-    row("aten.linalg_vector_norm", "sqrt of sum of squares", vector_norm),
+    row("aten.norm aten.linalg_vector_norm", "sqrt of sum of squares", vector_norm),
 ];
 
 fn softmax(c: &mut OpCall<'_, '_>, log: bool) -> EmitResult {
@@ -54,10 +48,10 @@ fn safe_softmax(c: &mut OpCall<'_, '_>) -> EmitResult {
     };
     let axis = c.axis("dim", c.rank(x))?;
     let y = softmax_of(c, x, false)?;
-    let low = c.binary_float(BinaryOp::Eq, x, f64::NEG_INFINITY)?;
-    let nothing = c.reduce(ReductionKind::All, low, vec![axis], true)?;
-    let zero = c.full(Scalar::Int(0), c.dtype(y), vec![])?;
-    c.select(nothing, zero, y)
+    c.formula([x, y], |[x, y]| {
+        let has_nothing = x.eq(f64::NEG_INFINITY).reduce(ReductionKind::All, &[axis], true);
+        has_nothing.select(0.0, y)
+    })
 }
 
 /// The number of trailing axes that `normalized_shape` names.
@@ -69,9 +63,7 @@ fn normalized_axes(c: &OpCall<'_, '_>, x: ValueId) -> RuleResult<usize> {
     if fits {
         Ok(shape.len())
     } else {
-        Err(RuleFailure::Invalid(format!(
-            "expected normalized_shape to be the last extents of {extents:?}, found {shape:?}"
-        )))
+        invalid!("expected normalized_shape to be the last extents of {extents:?}, found {shape:?}")
     }
 }
 
@@ -121,16 +113,13 @@ fn rms_norm_with_scale(
     weight: Option<ValueId>,
 ) -> RuleResult {
     let dtype = c.dtype(x);
-    let scale = c.inverse_rms(x, axes, eps)?;
-    let x = c.cast(x, dtype.compute_dtype())?;
-    let mut y = c.binary(BinaryOp::Mul, x, scale)?;
-    if let Some(weight) = weight {
-        let weight = c.cast(weight, dtype.compute_dtype())?;
-        y = c.binary(BinaryOp::Mul, y, weight)?;
-    }
-    c.set_result(1, scale);
-    let y = c.cast(y, dtype)?;
-    c.set_only_result(y)
+    let [y, scale] = c.formulas([x], |[x]| {
+        let scale = x.inverse_rms(axes, eps);
+        let y = x.cast(scale.dtype()) * scale;
+        let y = weight.map_or(y, |w| y * y.term(w).cast(y.dtype()));
+        [y.cast(dtype), scale]
+    })?;
+    c.set_results([y, scale])
 }
 
 /// The operand of a norm in the dtype of its weight and bias. If these are f32 and `x` is narrower, they
@@ -167,18 +156,13 @@ fn layer_norm_with_moments(
     (weight, bias): (Option<ValueId>, Option<ValueId>),
 ) -> RuleResult {
     let dtype = c.dtype(x);
-    let wide = dtype.compute_dtype();
-    let (mean, scale) = c.mean_and_inverse_std(x, axes, eps)?;
-    let x = c.cast(x, wide)?;
-    let centred = c.binary(BinaryOp::Sub, x, mean)?;
-    let mut y = c.binary(BinaryOp::Mul, centred, scale)?;
-    for (op, parameter) in [(BinaryOp::Mul, weight), (BinaryOp::Add, bias)] {
-        if let Some(parameter) = parameter {
-            let parameter = c.cast(parameter, wide)?;
-            y = c.binary(op, y, parameter)?;
-        }
-    }
-    let y = c.cast(y, dtype)?;
+    let [y, mean, scale] = c.formulas([x], |[x]| {
+        let [mean, scale] = x.mean_and_inverse_std(axes, eps);
+        let y = (x.cast(mean.dtype()) - mean) * scale;
+        let y = weight.map_or(y, |w| y * y.term(w).cast(y.dtype()));
+        let y = bias.map_or(y, |b| y + y.term(b).cast(y.dtype()));
+        [y.cast(dtype), mean, scale]
+    })?;
     for (result, moment) in [(1, mean), (2, scale)] {
         if c.is_result_read(result) {
             // CPU kernels return them in the dtype of `x`, GPU kernels in their compute dtype.
@@ -205,11 +189,10 @@ fn group_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
     let flat = c.group_channels(x, groups)?;
     let y = c.emit("layer_norm", Op::LayerNorm { axes: 1, eps: FloatAttribute(eps) }, &[flat])?;
     if c.is_result_read(1) || c.is_result_read(2) {
-        let moments = c.mean_and_inverse_std(flat, 1, eps)?;
-        for (result, moment) in [(1, moments.0), (2, moments.1)] {
-            let declared = c.declared_result_type(result)?;
-            let moment = c.drop_axis(moment, 2)?;
-            let moment = c.cast(moment, declared.dtype)?;
+        let [mean, scale] = c.formulas([flat], |[flat]| flat.mean_and_inverse_std(1, eps))?;
+        for (result, moment) in [(1, mean), (2, scale)] {
+            let declared = c.declared_result_type(result)?.dtype;
+            let moment = c.formula([moment], |[moment]| moment.drop_axis(2).cast(declared))?;
             c.set_result(result, moment);
         }
     }
@@ -230,14 +213,10 @@ fn batch_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore(&["momentum"]);
     let x = c.first_tensor()?;
     let shape = c.shape(x);
-    if shape.len() < 2 {
-        return Err(RuleFailure::Invalid(format!("expected at least two axes, found {}", shape.len())));
-    }
+    invalid_if!(shape.len() < 2, "expected at least two axes, found {}", shape.len());
     let eps = c.float_or("eps", 1e-5)?;
-    let mean = c.tensor("running_mean")?;
-    let variance = c.tensor("running_var")?;
-    let shifted = c.binary_float(BinaryOp::Add, variance, eps)?;
-    let scale = c.unary(UnaryOp::Rsqrt, shifted)?;
+    let [mean, variance] = c.tensors_named(["running_mean", "running_var"])?;
+    let scale = c.formula([variance], |[variance]| (variance + eps).rsqrt())?;
     for (result, saved) in [(1, mean), (2, scale)] {
         if c.is_result_read(result) {
             // The value saved for a gradient is empty, or the statistic that was used.
@@ -271,20 +250,13 @@ fn vector_norm(c: &mut OpCall<'_, '_>) -> EmitResult {
     let keep = c.bool_or("keepdim", false)?;
     let order = c.float_or(if c.get("p").is_some() { "p" } else { "ord" }, 2.0)?;
     let is_one_element = axes.iter().all(|&a| c.extent(x, a).as_const() == Some(1));
-    let y = if is_one_element && order != 0.0 {
-        // Squares may overflow where the element does not.
-        let size = c.unary(UnaryOp::Abs, x)?;
-        c.reduce(ReductionKind::Max, size, axes, keep)?
-    } else if order == 2.0 {
-        let squares = c.binary(BinaryOp::Mul, x, x)?;
-        let sum = c.reduce(ReductionKind::Sum, squares, axes, keep)?;
-        c.unary(UnaryOp::Sqrt, sum)?
-    } else if order == 1.0 || order == f64::INFINITY {
-        let absolute = c.unary(UnaryOp::Abs, x)?;
-        let op = if order == 1.0 { ReductionKind::Sum } else { ReductionKind::Max };
-        c.reduce(op, absolute, axes, keep)?
-    } else {
-        return Err(RuleFailure::Opaque(format!("the norm of order {order} is not supported")));
-    };
-    Ok(y)
+    let has_formula = order == 1.0 || order == 2.0 || order == f64::INFINITY;
+    // Squares may overflow where the element does not.
+    let is_maximum = order == f64::INFINITY || is_one_element && order != 0.0;
+    unsupported_if!(!has_formula && !is_maximum, "the norm of order {order} is not supported");
+    c.formula([x], |[x]| match order {
+        _ if is_maximum => x.abs().reduce(ReductionKind::Max, &axes, keep),
+        1.0 => x.abs().sum(&axes, keep),
+        _ => x.square().sum(&axes, keep).sqrt(),
+    })
 }

@@ -1,21 +1,21 @@
 //! Reductions, cumulative sums and orderings.
 
-use symmc_import::Emit;
-use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueId};
+use symmc_import::{Emit, EmitFormulas, RuleCall, unsupported, unsupported_if};
+use symmc_ir::{
+    ArgOp, BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueId,
+};
 
 use super::elementwise::to_truth_value;
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.sum", "sum", |c| reduce(c, ReductionKind::Sum)),
     row("aten.mean", "mean", |c| reduce(c, ReductionKind::Mean)),
     row("aten.prod", "prod", |c| reduce(c, ReductionKind::Prod)),
-    row("aten.amax", "max", |c| reduce(c, ReductionKind::Max)),
-    row("aten.amin", "min", |c| reduce(c, ReductionKind::Min)),
-    row("aten.max.default", "max", |c| reduce(c, ReductionKind::Max)),
-    row("aten.min.default", "min", |c| reduce(c, ReductionKind::Min)),
+    row("aten.amax aten.max.default", "max", |c| reduce(c, ReductionKind::Max)),
+    row("aten.amin aten.min.default", "min", |c| reduce(c, ReductionKind::Min)),
     row_of_results("aten.max.dim", "max, argmax", |c| reduce_with_index(c, ReductionKind::Max, ArgOp::Max)),
     row_of_results("aten.min.dim", "min, argmin", |c| reduce_with_index(c, ReductionKind::Min, ArgOp::Min)),
     row("aten.any", "any", |c| reduce(c, ReductionKind::Any)),
@@ -77,11 +77,10 @@ fn reduce(c: &mut OpCall<'_, '_>, op: ReductionKind) -> EmitResult {
     let keep = c.bool_or("keepdim", false)?;
     let y = reduce_axes(c, op, x, axes, keep)?;
     // PyTorch keeps u8 in `any` and `all`.
-    let y = match op {
-        ReductionKind::Any | ReductionKind::All if c.dtype(x) == DType::U8 => c.cast(y, DType::U8)?,
-        _ => cast_to_requested_dtype(c, y)?,
-    };
-    Ok(y)
+    match op {
+        ReductionKind::Any | ReductionKind::All if c.dtype(x) == DType::U8 => c.cast(y, DType::U8),
+        _ => cast_to_requested_dtype(c, y),
+    }
 }
 
 /// A value in the dtype that the call requests, or unchanged.
@@ -112,20 +111,19 @@ fn arg_reduce(c: &mut OpCall<'_, '_>, op: ArgOp) -> EmitResult {
     let x = c.first_tensor()?;
     let rank = c.rank(x);
     let keep = c.bool_or("keepdim", false)?;
-    let y = match c.opt_int("dim")? {
-        Some(_) if rank == 0 => c.full(Scalar::Int(0), DType::I64, vec![])?,
+    match c.opt_int("dim")? {
+        Some(_) if rank == 0 => c.full(Scalar::Int(0), DType::I64, vec![]),
         Some(axis) => {
             let axis = c.resolve_axis(axis, rank)?;
-            c.arg_reduce(op, x, axis, keep)?
+            c.arg_reduce(op, x, axis, keep)
         }
         None => {
             let flat = c.reshape(x, vec![c.ty(x).numel()])?;
             let y = c.arg_reduce(op, flat, 0, false)?;
             let shape = if keep { vec![Dim::from(1); rank] } else { vec![] };
-            c.reshape(y, shape)?
+            c.reshape(y, shape)
         }
-    };
-    Ok(y)
+    }
 }
 
 /// `sum((x - mean)²) / (n - correction)`, or its root for the standard deviation. The second result, if there
@@ -139,20 +137,17 @@ fn variance(c: &mut OpCall<'_, '_>, root: bool) -> RuleResult {
         None => c.float_or("correction", 1.0)?,
     };
     let n = axes.iter().map(|&a| c.ty(x).shape[a].clone()).fold(Dim::from(1), |a, b| a * b);
-    let mean = c.reduce(ReductionKind::Mean, x, axes.clone(), true)?;
-    let centred = c.binary(BinaryOp::Sub, x, mean)?;
-    let squares = c.binary(BinaryOp::Mul, centred, centred)?;
-    let mut y = c.reduce(ReductionKind::Mean, squares, axes.clone(), keep)?;
+    let [mut y, mean] = c.formulas([x], |[x]| {
+        let mean = x.mean(&axes, true);
+        [(x - mean).square().mean(&axes, keep), mean]
+    })?;
     if correction != 0.0 {
         y = match n.as_const().map(|n| n as f64).filter(|n| *n > correction) {
             Some(n) => c.binary_float(BinaryOp::Mul, y, n / (n - correction))?,
             None => {
                 // Too few elements give 0 / 0, which is NaN.
                 let count = c.emit_dim(&n, c.dtype(y))?;
-                let degrees = c.binary_float(BinaryOp::Sub, count, correction)?;
-                let degrees = c.binary_float(BinaryOp::Max, degrees, 0.0)?;
-                let factor = c.binary(BinaryOp::Div, count, degrees)?;
-                c.binary(BinaryOp::Mul, y, factor)?
+                c.formula([y, count], |[y, count]| y * (count / (count - correction).max(0.0)))?
             }
         };
     }
@@ -176,18 +171,19 @@ fn log_sum_exp(c: &mut OpCall<'_, '_>) -> EmitResult {
     }
     let mut shape = c.shape(x);
     let has_none = axes.iter().any(|&a| shape[a].as_const() == Some(0));
+    axes.iter().for_each(|&a| shape[a] = 1.into());
     let zero = c.full(Scalar::Int(0), c.dtype(x), vec![])?;
-    let shift = if has_none {
-        // There is no largest element of an empty axis. The result is the logarithm of 0.
-        axes.iter().for_each(|&a| shape[a] = 1.into());
-        c.expand(zero, shape)?
-    } else {
-        let max = c.reduce(ReductionKind::Max, x, axes.clone(), true)?;
-        // If all elements are minus infinity, the shift must stay finite.
-        let finite = c.unary(UnaryOp::IsFinite, max)?;
-        c.select(finite, max, zero)?
-    };
-    c.log_sum_exp(x, shift, axes, keep)
+    c.formula([x, zero], |[x, zero]| {
+        let shift = if has_none {
+            // There is no largest element of an empty axis. The result is the logarithm of 0.
+            zero.expand(shape)
+        } else {
+            // If all elements are minus infinity, the shift must stay finite.
+            let max = x.reduce(ReductionKind::Max, &axes, true);
+            max.is_finite().select(max, zero)
+        };
+        x.log_sum_exp(shift, &axes, keep)
+    })
 }
 
 fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
@@ -202,11 +198,7 @@ fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
     match shape.get_mut(axis) {
         Some(extent) => *extent = k,
         None if k.as_const() == Some(1) => return only_element(c, x),
-        None => {
-            return Err(RuleFailure::Opaque(format!(
-                "topk of {k:?} elements of an operand without axes is not supported"
-            )));
-        }
+        None => return unsupported!("topk of {k:?} elements of an operand without axes is not supported"),
     }
     let types = vec![TensorType::new(c.dtype(x), shape.clone()), TensorType::new(DType::I64, shape)];
     let op = Op::TopK { axis, largest };
@@ -214,21 +206,18 @@ fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
         Some(outputs) => outputs,
         None => c.emit_plain("topk", op, &[x], Some(&types))?,
     };
-    c.set_result(1, outputs[1]);
-    c.set_only_result(outputs[0])
+    c.set_results([outputs[0], outputs[1]])
 }
 
 /// Sets the results to the element of a tensor without axes, and its position 0.
 fn only_element(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult {
     let zero = c.full(Scalar::Int(0), DType::I64, vec![])?;
-    c.set_result(1, zero);
-    c.set_only_result(x)
+    c.set_results([x, zero])
 }
 
 fn sort(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (elements, positions) = sort_with_positions(c)?;
-    c.set_result(1, positions);
-    c.set_only_result(elements)
+    c.set_results([elements, positions])
 }
 
 /// The elements in order, and their positions.
@@ -264,11 +253,10 @@ fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
     }
     let n = c.extent(x, axis);
     let max_elements = c.dim_bounds(&n).1;
-    if max_elements > MAX_FACTORS {
-        return Err(RuleFailure::Opaque(format!(
-            "the axis may have {max_elements} elements, more than {MAX_FACTORS}"
-        )));
-    }
+    unsupported_if!(
+        max_elements > MAX_FACTORS,
+        "the axis may have {max_elements} elements, more than {MAX_FACTORS}"
+    );
     // PyTorch computes the intermediate products in a wider dtype.
     let wide = match dtype {
         DType::F32 => DType::F64,
@@ -281,13 +269,12 @@ fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
     let mut distance = 1;
     while distance < max_elements {
         let from = c.iota(n.clone(), -distance, 1, DType::I64)?;
-        let index = c.binary_scalar(BinaryOp::Max, from, Scalar::Int(0))?;
-        let before = c.emit("take", Op::Take { axis }, &[y, index])?;
-        let is_there = c.binary_scalar(BinaryOp::Ge, from, Scalar::Int(0))?;
         column[0] = n.clone();
-        let is_there = c.reshape(is_there, column.clone())?;
-        let factor = c.select(is_there, before, unit)?;
-        y = c.binary(BinaryOp::Mul, y, factor)?;
+        y = c.formula([y, from, unit], |[y, from, unit]| {
+            let before = y.take(axis, from.max(0));
+            let is_there = from.ge(0).reshape(column.clone());
+            y * is_there.select(before, unit)
+        })?;
         distance *= 2;
     }
     c.cast(y, dtype)
@@ -295,13 +282,15 @@ fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
 
 /// The bounds of a histogram without given bounds: the smallest and the largest element, each moved by 1 if
 /// they are equal.
-fn data_bounds(c: &mut OpCall<'_, '_>, column: ValueId) -> RuleResult<(ValueId, ValueId)> {
-    let low = c.reduce(ReductionKind::Min, column, vec![0, 1], false)?;
-    let high = c.reduce(ReductionKind::Max, column, vec![0, 1], false)?;
-    let is_one_value = c.binary(BinaryOp::Eq, low, high)?;
-    let before = c.binary_float(BinaryOp::Sub, low, 1.0)?;
-    let after = c.binary_float(BinaryOp::Add, high, 1.0)?;
-    Ok((c.select(is_one_value, before, low)?, c.select(is_one_value, after, high)?))
+fn data_bounds(c: &mut OpCall<'_, '_>, column: ValueId) -> RuleResult<[ValueId; 2]> {
+    c.formulas([column], |[column]| {
+        let low = column.reduce(ReductionKind::Min, &[0, 1], false);
+        let high = column.reduce(ReductionKind::Max, &[0, 1], false);
+        let is_one_value = low.eq(high);
+        let before = low - 1.0;
+        let after = high + 1.0;
+        [is_one_value.select(before, low), is_one_value.select(after, high)]
+    })
 }
 
 /// The number of elements in each of `bins` equal intervals of `min..=max`. The last interval includes `max`.
@@ -311,28 +300,22 @@ fn histogram(c: &mut OpCall<'_, '_>) -> EmitResult {
     let low = c.float_or("min", 0.0)?;
     let high = c.float_or("max", 0.0)?;
     let is_empty = c.ty(x).numel().as_const() == Some(0);
-    if low > high || bins < 1 || (low == high && is_empty) {
-        return Err(RuleFailure::Opaque("the histogram has no valid bounds".into()));
-    }
+    unsupported_if!(low > high || bins < 1 || (low == high && is_empty), "the histogram has no valid bounds");
     let wide = c.cast(x, DType::F64)?;
     let column = c.reshape(wide, vec![c.ty(x).numel(), 1.into()])?;
-    let (low, high) = if low < high {
-        let low = Scalar::Float(symmc_ir::FloatAttribute(low));
-        let high = Scalar::Float(symmc_ir::FloatAttribute(high));
-        (c.full(low, DType::F64, vec![])?, c.full(high, DType::F64, vec![])?)
+    let [low, high] = if low < high {
+        let low = Scalar::Float(FloatAttribute(low));
+        let high = Scalar::Float(FloatAttribute(high));
+        [c.full(low, DType::F64, vec![])?, c.full(high, DType::F64, vec![])?]
     } else {
         data_bounds(c, column)?
     };
-    let width = c.binary(BinaryOp::Sub, high, low)?;
-    let factor = c.scalar_binary(BinaryOp::Div, Scalar::Int(bins), width)?;
-    let bin = c.binary(BinaryOp::Sub, column, low)?;
-    let bin = c.binary(BinaryOp::Mul, bin, factor)?;
-    let bin = c.unary(UnaryOp::Floor, bin)?;
-    let at_end = c.binary(BinaryOp::Eq, column, high)?;
-    let last_bin = c.full(Scalar::Int(bins - 1), DType::F64, vec![])?;
-    let bin = c.select(at_end, last_bin, bin)?;
+    let bin = c.formula([column, low, high], |[column, low, high]| {
+        let factor = bins as f64 / (high - low);
+        let bin = ((column - low) * factor).floor();
+        column.eq(high).select(bins - 1, bin)
+    })?;
     let bin_ids = c.iota(bins.into(), 0, 1, DType::F64)?;
-    let hit = c.binary(BinaryOp::Eq, bin, bin_ids)?;
-    let count = c.reduce(ReductionKind::Sum, hit, vec![0], false)?;
-    c.cast(count, c.dtype(x))
+    let dtype = c.dtype(x);
+    c.formula([bin, bin_ids], |[bin, bin_ids]| bin.eq(bin_ids).sum(&[0], false).cast(dtype))
 }

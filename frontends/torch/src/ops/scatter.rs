@@ -1,22 +1,22 @@
 //! Writing by index: `index_put`, `index_add`, `scatter` and similar ops, in functional form.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, ValueId};
 
 use super::index::{AdvancedIndexing, as_row, on_row, resolve_indexing};
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row_of_results("aten.index_put", "index_put; select for a mask", index_put),
-    row_of_results("aten._unsafe_index_put", "index_put; select for a mask", index_put),
-    row_of_results("aten._index_put_impl", "index_put; select for a mask", index_put),
+    row_of_results(
+        "aten.index_put aten._unsafe_index_put aten._index_put_impl",
+        "index_put; select for a mask",
+        index_put,
+    ),
     row_of_results("aten.index_add", "index_add", index_add),
     row_of_results("aten.index_copy", "index_put", |c| {
-        let x = c.first_tensor()?;
-        let index = c.tensor("index")?;
-        let source = c.tensor("source")?;
+        let [x, index, source] = c.tensors_named(["self", "index", "source"])?;
         let axis = c.axis("dim", c.rank(x))?;
         let index = as_row(c, index)?;
         on_row(c, x, |c, x| {
@@ -24,8 +24,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         })
     }),
     row_of_results("aten.index_fill", "index_put", |c| {
-        let x = c.first_tensor()?;
-        let index = c.tensor("index")?;
+        let [x, index] = c.tensors_named(["self", "index"])?;
         let axis = c.axis("dim", c.rank(x))?;
         let value = c.operand("value")?;
         // In contrast to similar ops, PyTorch's index_fill accepts indices that count from the end.
@@ -42,32 +41,23 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
             None => None,
             Some("add") => Some(ReductionKind::Sum),
             Some("multiply") => Some(ReductionKind::Prod),
-            Some(other) => {
-                return Err(RuleFailure::Invalid(format!(
-                    "expected reduce add or multiply, found `{other}`"
-                )));
-            }
+            Some(other) => return invalid!("expected reduce add or multiply, found `{other}`"),
         };
         scatter(c, combine)
     }),
     row("aten.scatter_add", "scatter", |c| scatter(c, Some(ReductionKind::Sum))),
     row("aten.scatter_reduce", "scatter; div for means", scatter_reduce),
     row("aten.embedding_dense_backward", "index_put", |c| {
-        let gradient = c.tensor("grad_output")?;
-        let index = c.tensor("indices")?;
-        if c.bool_or("scale_grad_by_freq", false)? {
-            return Err(RuleFailure::Opaque("scale_grad_by_freq is not supported".into()));
-        }
+        let [gradient, index] = c.tensors_named(["grad_output", "indices"])?;
+        unsupported_if!(c.bool_or("scale_grad_by_freq", false)?, "scale_grad_by_freq is not supported");
         let rows = c.dim("num_weights")?;
         let width = c.shape(gradient).last().cloned().unwrap_or(1.into());
-        let mut gradient = gradient;
+        let rank = c.rank(index);
         let padding = c.int_or("padding_idx", -1)?;
-        let zero = c.full(Scalar::Int(0), c.dtype(gradient), vec![])?;
-        if padding >= 0 {
-            let mask = c.binary_scalar(BinaryOp::Eq, index, Scalar::Int(padding))?;
-            let mask = c.unsqueeze(mask, c.rank(index))?;
-            gradient = c.select(mask, zero, gradient)?;
-        }
+        let gradient = c.formula([gradient, index], |[gradient, index]| {
+            let zero = gradient.constant(0.0);
+            if padding >= 0 { index.eq(padding).unsqueeze(rank).select(zero, gradient) } else { gradient }
+        })?;
         let table = c.full(Scalar::Int(0), c.dtype(gradient), vec![rows, width])?;
         let op = Op::IndexPut { axis: 0, accumulate: true };
         c.emit("index_put", op, &[table, gradient, index])
@@ -76,8 +66,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
 
 fn index_put(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore(&["unsafe"]);
-    let x = c.first_tensor()?;
-    let values = c.tensor("values")?;
+    let [x, values] = c.tensors_named(["self", "values"])?;
     let accumulate = c.bool_or("accumulate", false)?;
     let values = c.cast(values, c.dtype(x))?;
     if let [Some(mask)] = c.opt_tensors("indices")?.as_slice()
@@ -86,9 +75,7 @@ fn index_put(c: &mut OpCall<'_, '_>) -> RuleResult {
         return masked_put(c, x, *mask, values, accumulate);
     }
     let AdvancedIndexing { x, axis, indices, perm } = resolve_indexing(c, x)?;
-    if indices.is_empty() {
-        return Err(RuleFailure::Invalid("expected an index, found none".into()));
-    }
+    invalid_if!(indices.is_empty(), "expected an index, found none");
     let operands: Vec<ValueId> = [&[x, values], indices.as_slice()].concat();
     let y = c.emit("index_put", Op::IndexPut { axis, accumulate }, &operands)?;
     let mut back = vec![0; perm.len()];
@@ -107,11 +94,10 @@ fn masked_put(
     value: ValueId,
     accumulate: bool,
 ) -> RuleResult {
-    if c.ty(value).numel().as_const() != Some(1) || c.rank(mask) > c.rank(x) {
-        return Err(RuleFailure::Opaque(
-            "a mask with one value for each true element is not supported".into(),
-        ));
-    }
+    unsupported_if!(
+        c.ty(value).numel().as_const() != Some(1) || c.rank(mask) > c.rank(x),
+        "a mask with one value for each true element is not supported"
+    );
     let mut shape = c.shape(mask);
     shape.resize(c.rank(x), Dim::from(1));
     let mask = c.reshape(mask, shape)?;
@@ -122,8 +108,7 @@ fn masked_put(
 }
 
 fn index_add(c: &mut OpCall<'_, '_>) -> RuleResult {
-    let x = c.first_tensor()?;
-    let index = c.tensor("index")?;
+    let [x, index] = c.tensors_named(["self", "index"])?;
     let mut source = c.tensor("source")?;
     let axis = c.axis("dim", c.rank(x))?;
     let index = as_row(c, index)?;
@@ -170,7 +155,7 @@ fn scatter_source(c: &mut OpCall<'_, '_>, dtype: DType) -> EmitResult {
             let value = c.as_tensor(&value, dtype)?;
             c.expand(value, shape)
         }
-        (None, None) => Err(RuleFailure::Invalid("expected `src` or `value`, found neither".into())),
+        (None, None) => invalid!("expected `src` or `value`, found neither"),
     }
 }
 
@@ -200,12 +185,7 @@ fn scatter_reduce(c: &mut OpCall<'_, '_>) -> EmitResult {
         Some("prod") => (ReductionKind::Prod, Scalar::Int(1)),
         Some("amax") => (ReductionKind::Max, extreme_scalar(dtype, i64::MIN, f64::NEG_INFINITY)),
         Some("amin") => (ReductionKind::Min, extreme_scalar(dtype, i64::MAX, f64::INFINITY)),
-        other => {
-            return Err(RuleFailure::Opaque(format!(
-                "the reduction `{}` is not supported",
-                other.unwrap_or("none")
-            )));
-        }
+        other => return unsupported!("the reduction `{}` is not supported", other.unwrap_or("none")),
     };
     let source = scatter_source(c, dtype)?;
     let shape = c.shape(source);
@@ -221,9 +201,8 @@ fn scatter_reduce(c: &mut OpCall<'_, '_>) -> EmitResult {
         let none = c.full(Scalar::Int(i64::from(takes_part)), dtype, c.shape(x))?;
         let ones = c.full(Scalar::Int(1), dtype, shape)?;
         let count = scatter_into(c, none, ones, Some(ReductionKind::Sum))?;
-        let count = c.binary_scalar(BinaryOp::Max, count, Scalar::Int(1))?;
         let op = if dtype.is_float() { BinaryOp::Div } else { BinaryOp::FloorDiv };
-        y = c.binary(op, y, count)?;
+        y = c.formula([y, count], |[y, count]| y.binary(op, count.max(1)))?;
     }
     Ok(y)
 }

@@ -1,16 +1,15 @@
 //! Slices, splits, concatenation, repetition, padding.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueDef, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 use crate::shards;
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row("aten.slice.Tensor", "slice", slice),
-    row("aten.slice_copy", "slice", slice),
+    row("aten.slice.Tensor aten.slice_copy", "slice", slice),
     row("aten.narrow", "slice", |c| {
         let x = c.first_tensor()?;
         let axis = c.axis("dim", c.rank(x))?;
@@ -23,21 +22,15 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         let len = c.dim("length")?;
         c.slice(x, axis, start, len, 1)
     }),
-    row("aten.select.int", "slice, reshape", lower_select),
-    row("aten.select_copy", "slice, reshape", lower_select),
-    row_of_results("aten.split", "slice", split),
-    row_of_results("aten.split_copy", "slice", split),
-    row_of_results("aten.split_with_sizes", "slice", split),
-    row_of_results("aten.split_with_sizes_copy", "slice", split),
-    row_of_results("aten.chunk", "slice", split),
-    row_of_results("aten.unsafe_chunk", "slice", split),
-    row_of_results("aten.unsafe_split", "slice", split),
-    row_of_results("aten.tensor_split", "slice", split),
-    row_of_results("aten.unbind", "slice, reshape", unbind),
-    row_of_results("aten.unbind_copy", "slice, reshape", unbind),
-    row("aten.cat", "concat", concat),
-    row("aten.concat", "concat", concat),
-    row("aten.concatenate", "concat", concat),
+    row("aten.select.int aten.select_copy", "slice, reshape", lower_select),
+    row_of_results(
+        "aten.split aten.split_copy aten.split_with_sizes aten.split_with_sizes_copy aten.chunk \
+         aten.unsafe_chunk aten.unsafe_split aten.tensor_split",
+        "slice",
+        split,
+    ),
+    row_of_results("aten.unbind aten.unbind_copy", "slice, reshape", unbind),
+    row("aten.cat aten.concat aten.concatenate", "concat", concat),
     row("aten.stack", "reshape, concat", stack),
     row("aten.repeat", "reshape, expand, reshape", |c| repeat(c, "repeats")),
     row("aten.tile", "reshape, expand, reshape", |c| repeat(c, "dims")),
@@ -52,20 +45,18 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("aten.constant_pad_nd", "pad", pad),
     row_of_results("aten.pad", "pad, where it is constant", |c| match c.opt_string("mode")? {
         None | Some("constant") => pad(c),
-        Some(other) => Err(RuleFailure::Opaque(format!("the mode `{other}` is not supported"))),
+        Some(other) => unsupported!("the mode `{other}` is not supported"),
     }),
     row("aten.diff", "slice, sub", diff),
     row("aten.select_scatter", "slice, concat", |c| {
-        let x = c.first_tensor()?;
-        let source = c.tensor("src")?;
+        let [x, source] = c.tensors_named(["self", "src"])?;
         let axis = c.axis("dim", c.rank(x))?;
         let n = c.extent(x, axis);
         if let Some(index) = index_by_rank(c, x, axis)? {
             let source = c.cast(source, c.dtype(x))?;
             let source = c.unsqueeze(source, axis)?;
             let op = Op::IndexPut { axis, accumulate: false };
-            let y = c.emit("index_put", op, &[x, source, index])?;
-            return Ok(y);
+            return c.emit("index_put", op, &[x, source, index]);
         }
         let index = c.dim("index")?;
         let start = c.index_from_start(index, &n);
@@ -76,9 +67,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
 ];
 
 pub(super) fn slice_range(c: &OpCall<'_, '_>, n: &Dim, step: i64) -> RuleResult<(Dim, Dim)> {
-    if step < 1 {
-        return Err(RuleFailure::Invalid(format!("expected a step of at least 1, found {step}")));
-    }
+    invalid_if!(step < 1, "expected a step of at least 1, found {step}");
     let end = c.opt_dim("end")?.filter(|end| end.as_const() != Some(i64::MAX));
     Ok(c.slice_range(n, c.opt_dim("start")?.unwrap_or(0.into()), end, step))
 }
@@ -108,7 +97,7 @@ fn data_rows(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> EmitResult {
     let start = if start.as_const().is_some_and(|start| start < 0) { n + start } else { start };
     match c.declared_sizes(0)?.get(axis).cloned() {
         Some(length) => c.slice_rows(x, axis, &start, &length),
-        None => Err(RuleFailure::Invalid(format!("expected a result with an axis {axis}, found none"))),
+        None => invalid!("expected a result with an axis {axis}, found none"),
     }
 }
 
@@ -154,9 +143,9 @@ fn rows_by_rank(
     let Some(ranks) = start.or(end).map(|(_, v)| v.len()) else { return Ok(None) };
     let n = c.extent(x, axis);
     let Some(extent) = n.as_const().filter(|_| step > 0) else {
-        return Err(RuleFailure::Invalid(format!(
+        return invalid!(
             "a slice that differs between ranks: expected an axis of known extent and a positive step, found {n:?} and {step}"
-        )));
+        );
     };
     let raw = positions_by_rank(c, "start", 0, ranks)?;
     let starts: Vec<i64> = raw.iter().map(|&position| limit_position(position, extent)).collect();
@@ -172,10 +161,10 @@ fn rows_by_rank(
         _ => None,
     };
     let Some(len) = len else {
-        return Err(RuleFailure::Invalid(format!(
+        return invalid!(
             "expected slices of the same length that start from 0 to {extent} on all ranks, found starts {raw:?} and \
              lengths {lengths:?}"
-        )));
+        );
     };
     let Some((start, _)) = start else {
         return Ok(Some((SliceRows::Same(starts.first().copied().unwrap_or(0).into()), len.into())));
@@ -225,10 +214,10 @@ fn symbolic_rows(
     let len = match lengths.as_slice() {
         [len, rest @ ..] if step == 1 && is_inside && rest.iter().all(|l| l == len) => len.clone(),
         _ => {
-            return Err(RuleFailure::Invalid(format!(
+            return invalid!(
                 "a slice that differs between ranks: expected slices of the same length within {n:?} and a step of 1 on all \
                  ranks, found starts {starts:?}, lengths {lengths:?} and a step of {step}"
-            )));
+            );
         }
     };
     match starts.first() {
@@ -278,11 +267,10 @@ fn index_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> RuleResult<
     let Some((index, indices)) = c.ints_by_rank("index") else { return Ok(None) };
     let n = c.extent(x, axis);
     let is_inside = n.as_const().is_some_and(|n| indices.iter().all(|i| (0..n).contains(i)));
-    if !is_inside {
-        return Err(RuleFailure::Invalid(format!(
-            "an index that differs between ranks: expected integers from 0 to a known extent, found {indices:?} of {n:?}"
-        )));
-    }
+    invalid_if!(
+        !is_inside,
+        "an index that differs between ranks: expected integers from 0 to a known extent, found {indices:?} of {n:?}"
+    );
     let index = c.per_rank_input(index)?;
     c.reshape(index, vec![1.into()]).map(Some)
 }
@@ -292,9 +280,10 @@ fn select_index(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize, index: Dim) -> 
     let start = c.index_from_start(index, &n);
     let low = c.dim_bounds(&start).0;
     let high = c.dim_bounds(&(n.clone() - start.clone())).1;
-    if low < 0 && c.dim_bounds(&start).1 < 0 || high <= 0 {
-        return Err(RuleFailure::Invalid(format!("expected an index within {n:?}, found {start:?}")));
-    }
+    invalid_if!(
+        low < 0 && c.dim_bounds(&start).1 < 0 || high <= 0,
+        "expected an index within {n:?}, found {start:?}"
+    );
     let slice = c.slice(x, axis, start, 1.into(), 1)?;
     c.drop_axis(slice, axis)
 }
@@ -322,8 +311,7 @@ fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
         lengths.push(c.declared_result_type(i)?.shape.get(axis).cloned().unwrap_or(1.into()));
     }
     let pieces = c.split_by_lengths(x, axis, lengths)?;
-    pieces.into_iter().enumerate().for_each(|(i, piece)| c.set_result(i, piece));
-    Ok(())
+    c.set_results(pieces)
 }
 
 /// Splits into rows of the declared numbers, some of which depend on data.
@@ -343,9 +331,7 @@ fn unbind(c: &mut OpCall<'_, '_>) -> RuleResult {
     let axis = c.axis_or("dim", 0, c.rank(x))?;
     let n = c.extent(x, axis);
     let count = c.result_count();
-    if n.as_const() != Some(count as i64) {
-        return Err(RuleFailure::Invalid(format!("expected {n:?} results, found {count}")));
-    }
+    invalid_if!(n.as_const() != Some(count as i64), "expected {n:?} results, found {count}");
     for i in 0..count {
         let y = select_index(c, x, axis, Dim::from(i as i64))?;
         c.set_result(i, y);
@@ -369,9 +355,7 @@ fn concat(c: &mut OpCall<'_, '_>) -> EmitResult {
         .filter(|&p| c.rank(p) != 1 || c.ty(p).shape[0].as_const() != Some(0))
         .collect();
     let tensors = if not_empty.is_empty() { tensors } else { not_empty };
-    let Some(&first) = tensors.first() else {
-        return Err(RuleFailure::Invalid("expected at least one tensor, found none".into()));
-    };
+    let Some(&first) = tensors.first() else { return invalid!("expected at least one tensor, found none") };
     let axis = c.axis_or("dim", 0, c.rank(first))?;
     c.concat(&tensors, axis)
 }
@@ -379,9 +363,7 @@ fn concat(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn stack(c: &mut OpCall<'_, '_>) -> EmitResult {
     let tensors = c.tensors("tensors")?;
     let tensors = promote_tensors(c, tensors)?;
-    let Some(&first) = tensors.first() else {
-        return Err(RuleFailure::Invalid("expected at least one tensor, found none".into()));
-    };
+    let Some(&first) = tensors.first() else { return invalid!("expected at least one tensor, found none") };
     let axis = c.axis_or("dim", 0, c.rank(first) + 1)?;
     let tensors = tensors.into_iter().map(|p| c.unsqueeze(p, axis)).collect::<RuleResult<Vec<_>>>()?;
     c.concat(&tensors, axis)
@@ -407,9 +389,7 @@ fn repeat_interleave(c: &mut OpCall<'_, '_>) -> EmitResult {
     };
     let mut shape = c.shape(x);
     let axis = c.axis_or("dim", 0, shape.len())?;
-    if shape.is_empty() {
-        return Err(RuleFailure::Opaque("the operand has no axis".into()));
-    }
+    unsupported_if!(shape.is_empty(), "the operand has no axis");
     let y = c.unsqueeze(x, axis + 1)?;
     let mut expanded = c.shape(y);
     expanded[axis + 1] = n.clone();
@@ -422,9 +402,7 @@ fn repeat_interleave(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn repeat_by_counts(c: &mut OpCall<'_, '_>) -> EmitResult {
     let counts = c.tensor("repeats")?;
     let Some(length) = c.opt_size("output_size")? else {
-        return Err(RuleFailure::Opaque(
-            "the number of results depends on data, and `output_size` is not given".into(),
-        ));
+        return unsupported!("the number of results depends on data, and `output_size` is not given");
     };
     if let Some(rows) = c.packed_length(counts, 0) {
         return c.refuse_packed("it repeats by counts", &rows);
@@ -434,12 +412,11 @@ fn repeat_by_counts(c: &mut OpCall<'_, '_>) -> EmitResult {
     let capacity = c.capacity(&length)?;
     let counts = c.cast(counts, DType::I64)?;
     let sums = c.emit("cumsum", Op::CumSum { axis: 0 }, &[counts])?;
-    let ends = c.unsqueeze(sums, 0)?;
-    let positions = c.iota(capacity.clone(), 0, 1, DType::I64)?;
-    let positions = c.unsqueeze(positions, 1)?;
-    let has_ended = c.binary(BinaryOp::Le, ends, positions)?;
-    let has_ended = c.cast(has_ended, DType::I64)?;
-    let y = c.reduce(ReductionKind::Sum, has_ended, vec![1], false)?;
+    let y = c.formula([sums], |[sums]| {
+        let ends = sums.unsqueeze(0);
+        let positions = ends.map(|c, _| c.iota(capacity.clone(), 0, 1, DType::I64)).unsqueeze(1);
+        ends.le(positions).cast(DType::I64).sum(&[1], false)
+    })?;
     let n = c.extent(counts, 0);
     let y = if c.is_data_size(&length) {
         // Rows after the last are unspecified, but indices all the same.
@@ -471,9 +448,7 @@ fn check_constant_counts(c: &OpCall<'_, '_>, counts: ValueId, length: &Dim) -> R
     if total == declared as f64 {
         return Ok(());
     }
-    Err(RuleFailure::Invalid(format!(
-        "expected {total} as `output_size`, the sum of the counts, found {declared}"
-    )))
+    invalid!("expected {total} as `output_size`, the sum of the counts, found {declared}")
 }
 
 /// `positions`, or positions outside of the axis if the total of the counts is not `length`, so that reads at
@@ -533,12 +508,11 @@ fn pad(c: &mut OpCall<'_, '_>) -> RuleResult {
     let pads = c.dims("pad")?;
     let mut shape = c.shape(x);
     let mut low = vec![Dim::from(0); shape.len()];
-    if pads.len() % 2 != 0 || pads.len() / 2 > shape.len() {
-        return Err(RuleFailure::Invalid(format!(
-            "expected pairs for at most {} axes, found {pads:?}",
-            shape.len()
-        )));
-    }
+    invalid_if!(
+        pads.len() % 2 != 0 || pads.len() / 2 > shape.len(),
+        "expected pairs for at most {} axes, found {pads:?}",
+        shape.len()
+    );
     for (pair, axis) in pads.chunks(2).zip((0..shape.len()).rev()) {
         low[axis] = pair[0].clone();
         c.require_cropped(&shape[axis], &pair[0], &pair[1])?;
@@ -567,10 +541,10 @@ fn diff(c: &mut OpCall<'_, '_>) -> EmitResult {
     }
     for _ in 0..times.clamp(0, 64) {
         let len = c.extent(x, axis) - Dim::from(1);
-        let after = c.slice(x, axis, 1.into(), len.clone(), 1)?;
-        let before = c.slice(x, axis, 0.into(), len, 1)?;
-        let op = if c.dtype(x) == DType::Bool { BinaryOp::Xor } else { BinaryOp::Sub };
-        x = c.binary(op, after, before)?;
+        x = c.formula([x], |[x]| {
+            let op = if x.dtype() == DType::Bool { BinaryOp::Xor } else { BinaryOp::Sub };
+            x.slice(axis, 1, len.clone()).binary(op, x.slice(axis, 0, len))
+        })?;
     }
     Ok(x)
 }
@@ -600,8 +574,7 @@ pub(crate) fn replace_slice(
 }
 
 fn slice_scatter(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let x = c.first_tensor()?;
-    let source = c.tensor("src")?;
+    let [x, source] = c.tensors_named(["self", "src"])?;
     let axis = c.axis_or("dim", 0, c.rank(x))?;
     let step = c.int_or("step", 1)?;
     write_slice(c, x, source, axis, step)

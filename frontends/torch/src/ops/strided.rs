@@ -4,21 +4,18 @@
 //! are read by index. The graph then does not show that PyTorch has them in the memory of the operand, which
 //! [`aliasing::note_alias`] records.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, EmitFormulas, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, Op, ValueId};
 
 use super::{RuleRow, row};
 use crate::aliasing;
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure};
+use crate::lower::EmitResult;
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row("aten.diagonal", "permute, reshape, slice; index where extents vary", diagonal),
-    row("aten.diagonal_copy", "permute, reshape, slice; index where extents vary", diagonal),
-    row("aten.unfold", "slice, reshape, permute; take where windows overlap", unfold),
-    row("aten.unfold_copy", "slice, reshape, permute; take where windows overlap", unfold),
-    row("aten.as_strided", "slice, reshape, permute, expand; take", as_strided),
-    row("aten.as_strided_copy", "slice, reshape, permute, expand; take", as_strided),
+    row("aten.diagonal aten.diagonal_copy", "permute, reshape, slice; index where extents vary", diagonal),
+    row("aten.unfold aten.unfold_copy", "slice, reshape, permute; take where windows overlap", unfold),
+    row("aten.as_strided aten.as_strided_copy", "slice, reshape, permute, expand; take", as_strided),
 ];
 
 fn diagonal(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -27,9 +24,7 @@ fn diagonal(c: &mut OpCall<'_, '_>) -> EmitResult {
     let offset = c.int_or("offset", 0)?;
     let first = c.axis_or("dim1", 0, rank)?;
     let second = c.axis_or("dim2", 1, rank)?;
-    if first == second {
-        return Err(RuleFailure::Invalid(format!("expected two distinct axes, found {first} and {second}")));
-    }
+    invalid_if!(first == second, "expected two distinct axes, found {first} and {second}");
     let n = c.extent(x, first);
     let m = c.extent(x, second);
     let other_axes = (0..rank).filter(|&a| a != first && a != second);
@@ -44,8 +39,7 @@ fn diagonal(c: &mut OpCall<'_, '_>) -> EmitResult {
         flat.truncate(rank - 2);
         flat.push(Dim::from(n) * Dim::from(m));
         let y = c.reshape(x, flat)?;
-        let y = c.slice(y, rank - 2, start.into(), len.into(), m.saturating_add(1))?;
-        return Ok(y);
+        return c.slice(y, rank - 2, start.into(), len.into(), m.saturating_add(1));
     }
     let len = (n - Dim::from(row)).min_with(&(m - Dim::from(column)));
     let len = if c.dim_bounds(&len).0 < 0 { len.max_with(&0.into()) } else { len };
@@ -60,24 +54,20 @@ fn diagonal(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn unfold(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let rank = c.rank(x);
-    if rank == 0 {
-        return Err(RuleFailure::Opaque("the operand has no axis".into()));
-    }
+    unsupported_if!(rank == 0, "the operand has no axis");
     let axis = c.axis("dimension", rank)?;
     let size = c.int("size")?;
     let step = c.int("step")?;
     let n = c.extent(x, axis);
     let beyond = n.clone() - Dim::from(size);
-    if size < 0 || step < 1 || c.dim_bounds(&beyond).1 < 0 {
-        return Err(RuleFailure::Invalid(format!(
-            "expected windows of 0 to {n:?} elements that are at least 1 apart, found {size} and {step}"
-        )));
-    }
-    if c.dim_bounds(&beyond).0 < 0 {
-        return Err(RuleFailure::Opaque(format!(
-            "{n:?} elements of an axis may be fewer than the {size} of a window"
-        )));
-    }
+    invalid_if!(
+        size < 0 || step < 1 || c.dim_bounds(&beyond).1 < 0,
+        "expected windows of 0 to {n:?} elements that are at least 1 apart, found {size} and {step}"
+    );
+    unsupported_if!(
+        c.dim_bounds(&beyond).0 < 0,
+        "{n:?} elements of an axis may be fewer than the {size} of a window"
+    );
     let count = beyond.floor_div(&step.into()) + Dim::from(1);
     let y = if size == step {
         let covered = c.slice(x, axis, 0.into(), count.clone() * Dim::from(size), 1)?;
@@ -86,10 +76,10 @@ fn unfold(c: &mut OpCall<'_, '_>) -> EmitResult {
         c.reshape(covered, shape)?
     } else {
         let from = c.iota(count, 0, step, DType::I64)?;
-        let from = c.unsqueeze(from, 1)?;
-        let within = c.iota(size.into(), 0, 1, DType::I64)?;
-        let index = c.binary(BinaryOp::Add, from, within)?;
-        let y = c.emit("take", Op::Take { axis }, &[x, index])?;
+        let y = c.formula([x, from], |[x, from]| {
+            let from = from.unsqueeze(1);
+            x.take(axis, from + from.map(|c, _| c.iota(size.into(), 0, 1, DType::I64)))
+        })?;
         aliasing::note_alias(c, y, x);
         y
     };
@@ -108,15 +98,14 @@ fn as_strided(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let shape = c.dims("size")?;
     let strides = c.dims("stride")?;
-    if shape.len() != strides.len() {
-        let sizes = shape.len();
-        let strides = strides.len();
-        return Err(RuleFailure::Invalid(format!(
-            "expected a stride for each extent, found {sizes} and {strides}"
-        )));
-    }
+    invalid_if!(
+        shape.len() != strides.len(),
+        "expected a stride for each extent, found {sizes} and {strides}",
+        sizes = shape.len(),
+        strides = strides.len()
+    );
     let Some(begin) = aliasing::storage_begin(c) else {
-        return Err(RuleFailure::Opaque("the storage offset of the operand is not known".into()));
+        return unsupported!("the storage offset of the operand is not known");
     };
     let offset = c.opt_dim("storage_offset")?.unwrap_or(begin.clone()) - begin;
     let x = flatten_in_memory_order(c, x)?;
@@ -128,15 +117,15 @@ fn as_strided(c: &mut OpCall<'_, '_>) -> EmitResult {
         .collect();
     if shape.iter().any(|d| d.as_const() == Some(0)) {
         let y = c.slice(x, 0, 0.into(), 0.into(), 1)?;
-        let y = c.reshape(y, shape)?;
-        return Ok(y);
+        return c.reshape(y, shape);
     }
     let steps = axes.iter().map(|a| (a.size.clone() - Dim::from(1)) * a.stride.clone());
     let last_element = steps.fold(offset.clone(), |a, b| a + b);
     let low = axes.iter().map(|a| c.dim_bounds(&a.stride).0).chain([c.dim_bounds(&offset).0]).min();
-    if low.is_none_or(|low| low < 0) || c.dim_bounds(&(c.extent(x, 0) - last_element)).0 < 1 {
-        return Err(RuleFailure::Opaque("the view may reach beyond the operand".into()));
-    }
+    unsupported_if!(
+        low.is_none_or(|low| low < 0) || c.dim_bounds(&(c.extent(x, 0) - last_element)).0 < 1,
+        "the view may reach beyond the operand"
+    );
     let y = take_strided(c, x, &offset, &axes)?;
     let mut narrow = vec![Dim::from(1); shape.len()];
     for axis in &axes {
@@ -151,9 +140,7 @@ fn as_strided(c: &mut OpCall<'_, '_>) -> EmitResult {
 /// The elements of the operand in memory order, along one axis.
 fn flatten_in_memory_order(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     let Some(order) = aliasing::memory_order(c) else {
-        return Err(RuleFailure::Opaque(
-            "the operand is not contiguous in memory, or its strides are not known".into(),
-        ));
+        return unsupported!("the operand is not contiguous in memory, or its strides are not known");
     };
     let y = c.permute(x, order)?;
     c.reshape(y, vec![c.ty(y).numel()])

@@ -1,12 +1,12 @@
 //! Systems of triangular equations, solved with the inverse of the matrix. The inverse is built from those of
 //! the blocks on the diagonal, whose extent doubles in each step.
 
-use symmc_import::Emit;
-use symmc_ir::{BinaryOp, Dim, Op, Scalar, TensorType, UnaryOp, ValueId};
+use symmc_import::{Emit, EmitFormulas, invalid_if, unsupported, unsupported_if};
+use symmc_ir::{Dim, Op, Scalar, TensorType, ValueId};
 
 use super::{RuleRow, row};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure};
+use crate::lower::{EmitResult, Term};
 
 pub(super) const RULE_ROWS: &[RuleRow] =
     &[row("aten.linalg_solve_triangular", "reshape, slice, matmul, concat", solve)];
@@ -14,28 +14,22 @@ pub(super) const RULE_ROWS: &[RuleRow] =
 const MOST: i64 = 1024;
 
 fn solve(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let a = c.first_tensor()?;
-    let b = c.tensor("B")?;
+    let [a, b] = c.tensors_named(["self", "B"])?;
     let upper = c.bool_or("upper", false)?;
     let is_left = c.bool_or("left", true)?;
     let unit = c.bool_or("unitriangular", false)?;
     let rank = c.rank(a);
-    if rank < 2 || c.rank(b) < 2 || c.extent(a, rank - 2) != c.extent(a, rank - 1) {
-        let a = c.shape(a);
-        let b = c.shape(b);
-        return Err(RuleFailure::Invalid(format!(
-            "expected square matrices and right-hand sides, found {a:?} and {b:?}"
-        )));
-    }
+    invalid_if!(
+        rank < 2 || c.rank(b) < 2 || c.extent(a, rank - 2) != c.extent(a, rank - 1),
+        "expected square matrices and right-hand sides, found {a:?} and {b:?}",
+        a = c.shape(a),
+        b = c.shape(b)
+    );
     let Some(n) = c.extent(a, rank - 1).as_const().filter(|n| *n <= MOST) else {
         let n = c.extent(a, rank - 1);
-        return Err(RuleFailure::Opaque(format!(
-            "matrices of {n:?} rows are not supported (at most {MOST})"
-        )));
+        return unsupported!("matrices of {n:?} rows are not supported (at most {MOST})");
     };
-    if !c.dtype(a).is_float() {
-        return Err(RuleFailure::Opaque(format!("matrices of {} are not supported", c.dtype(a))));
-    }
+    unsupported_if!(!c.dtype(a).is_float(), "matrices of {} are not supported", c.dtype(a));
     let lower = if upper { c.transposed(a)? } else { a };
     let inverse = invert_lower_triangular(c, lower, n, unit)?;
     let inverse = if upper { c.transposed(inverse)? } else { inverse };
@@ -57,13 +51,13 @@ fn invert_lower_triangular(c: &mut OpCall<'_, '_>, a: ValueId, n: i64, unit: boo
     let mut done = invert_diagonal(c, a, n, extent, unit)?;
     let mut size = 1;
     while size < extent {
-        done = double_block_size(c, a, done, extent, size)?;
+        done = c.formula([a, done], |[a, done]| double_block_size(a, done, extent, size))?;
         size *= 2;
     }
-    let y = c.reshape(done, vec![batch, extent.into(), extent.into()])?;
-    let y = c.slice(y, 1, 0.into(), n.into(), 1)?;
-    let y = c.slice(y, 2, 0.into(), n.into(), 1)?;
-    c.reshape(y, shape)
+    c.formula([done], |[done]| {
+        let y = done.reshape(vec![batch, extent.into(), extent.into()]);
+        y.slice(1, 0, n).slice(2, 0, n).reshape(shape)
+    })
 }
 
 /// The inverses of the elements on the diagonal, `[batch, extent, 1, 1]`.
@@ -71,9 +65,7 @@ fn invert_diagonal(c: &mut OpCall<'_, '_>, a: ValueId, n: i64, extent: i64, unit
     if unit {
         return diagonal_ones(c, a, extent);
     }
-    let all_blocks = blocks(c, a, extent, 1)?;
-    let some = c.slice(all_blocks, 1, 0.into(), n.into(), 1)?;
-    let some = c.unary(UnaryOp::Reciprocal, some)?;
+    let some = c.formula([a], |[a]| blocks(a, extent, 1).slice(1, 0, n).reciprocal())?;
     if n == extent {
         return Ok(some);
     }
@@ -87,36 +79,24 @@ fn diagonal_ones(c: &mut OpCall<'_, '_>, a: ValueId, count: i64) -> EmitResult {
 }
 
 /// The blocks of `size` rows on the diagonal, `[batch, number, size, size]`.
-fn blocks(c: &mut OpCall<'_, '_>, a: ValueId, extent: i64, size: i64) -> EmitResult {
-    let batch = c.extent(a, 0);
+fn blocks(a: Term<'_>, extent: i64, size: i64) -> Term<'_> {
+    let batch = a.extent(0);
     let count = extent / size;
-    let y = c.reshape(a, vec![batch.clone(), count.into(), size.into(), count.into(), size.into()])?;
-    let y = c.permute(y, vec![0, 2, 4, 1, 3])?;
-    let y = c.reshape(y, vec![batch.clone(), size.into(), size.into(), (count * count).into()])?;
-    let y = c.slice(y, 3, 0.into(), count.into(), count + 1)?;
-    c.permute(y, vec![0, 3, 1, 2])
+    a.reshape(vec![batch.clone(), count.into(), size.into(), count.into(), size.into()])
+        .permute(&[0, 2, 4, 1, 3])
+        .reshape(vec![batch, size.into(), size.into(), (count * count).into()])
+        .strided_slice(3, 0, count, count + 1)
+        .permute(&[0, 3, 1, 2])
 }
 
 /// The inverses of blocks of twice the extent. The inverse of `[[a, 0], [b, d]]` is `[[a', 0], [-d' b a',
 /// d']]`.
-fn double_block_size(
-    c: &mut OpCall<'_, '_>,
-    a: ValueId,
-    done: ValueId,
-    extent: i64,
-    size: i64,
-) -> EmitResult {
+fn double_block_size<'f>(a: Term<'f>, done: Term<'f>, extent: i64, size: i64) -> Term<'f> {
     let count = extent / (2 * size);
-    let double_blocks = blocks(c, a, extent, 2 * size)?;
-    let below = c.slice(double_blocks, 2, size.into(), size.into(), 1)?;
-    let below = c.slice(below, 3, 0.into(), size.into(), 1)?;
-    let even = c.slice(done, 1, 0.into(), count.into(), 2)?;
-    let odd = c.slice(done, 1, 1.into(), count.into(), 2)?;
-    let corner = c.matmul(below, even)?;
-    let corner = c.matmul(odd, corner)?;
-    let corner = c.binary_scalar(BinaryOp::Mul, corner, Scalar::Int(-1))?;
-    let nothing = c.full(Scalar::Int(0), c.dtype(a), c.shape(even))?;
-    let above = c.concat(&[even, nothing], 3)?;
-    let below = c.concat(&[corner, odd], 3)?;
-    c.concat(&[above, below], 2)
+    let below = blocks(a, extent, 2 * size).slice(2, size, size).slice(3, 0, size);
+    let even = done.strided_slice(1, 0, count, 2);
+    let odd = done.strided_slice(1, 1, count, 2);
+    let corner = odd.matmul(below.matmul(even)) * -1;
+    let above = even.concat(even.zeros_like(), 3);
+    above.concat(corner.concat(odd, 3), 2)
 }

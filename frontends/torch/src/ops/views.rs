@@ -1,8 +1,8 @@
 //! Views that keep all elements: reshapes, permutations, expansions. In a functional program a view and its
 //! copy are the same value.
 
-use symmc_import::Emit;
 use symmc_import::emit::extent_product;
+use symmc_import::{Emit, RuleCall, invalid, invalid_if, unsupported};
 use symmc_ir::Dim;
 
 use super::elementwise::identity;
@@ -11,39 +11,25 @@ use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row("aten.view.default", "reshape", |c| reshape(c, "size")),
-    row("aten._unsafe_view", "reshape", |c| reshape(c, "size")),
-    row("aten.view_copy.default", "reshape", |c| reshape(c, "size")),
+    row("aten.view.default aten._unsafe_view aten.view_copy.default", "reshape", |c| reshape(c, "size")),
     row("aten._reshape_alias", "reshape", |c| {
         c.ignore(&["stride"]);
         reshape(c, "size")
     }),
     row("aten.reshape", "reshape", |c| reshape(c, "shape")),
-    row("aten.view_as", "reshape", reshape_as),
-    row("aten.reshape_as", "reshape", reshape_as),
+    row("aten.view_as aten.reshape_as", "reshape", reshape_as),
     row("aten.view.dtype", "(identity), where the dtype stays", view_dtype),
-    row("aten.flatten", "reshape", flatten),
-    row("aten.ravel", "reshape", flatten),
+    row("aten.flatten aten.ravel", "reshape", flatten),
     row("aten.unflatten", "reshape", unflatten),
-    row("aten.squeeze", "reshape", squeeze),
-    row("aten.squeeze_copy", "reshape", squeeze),
-    row("aten.unsqueeze", "reshape", unsqueeze),
-    row("aten.unsqueeze_copy", "reshape", unsqueeze),
-    row("aten.permute", "permute", permute),
-    row("aten.permute_copy", "permute", permute),
-    row("aten.transpose", "permute", |c| transpose(c, "dim0", "dim1")),
-    row("aten.transpose_copy", "permute", |c| transpose(c, "dim0", "dim1")),
+    row("aten.squeeze aten.squeeze_copy", "reshape", squeeze),
+    row("aten.unsqueeze aten.unsqueeze_copy", "reshape", unsqueeze),
+    row("aten.permute aten.permute_copy", "permute", permute),
+    row("aten.transpose aten.transpose_copy aten.swapdims", "permute", |c| transpose(c, "dim0", "dim1")),
     row("aten.swapaxes", "permute", |c| transpose(c, "axis0", "axis1")),
-    row("aten.swapdims", "permute", |c| transpose(c, "dim0", "dim1")),
-    row("aten.t", "permute", reversed),
-    row("aten.t_copy", "permute", reversed),
-    row("aten.numpy_T", "permute", reversed),
-    row("aten.mT", "permute", transposed),
-    row("aten.adjoint", "permute", transposed),
-    row("aten.movedim", "permute", move_axes),
-    row("aten.moveaxis", "permute", move_axes),
-    row("aten.expand", "expand", expand),
-    row("aten.expand_copy", "expand", expand),
+    row("aten.t aten.t_copy aten.numpy_T", "permute", reversed),
+    row("aten.mT aten.adjoint", "permute", transposed),
+    row("aten.movedim aten.moveaxis", "permute", move_axes),
+    row("aten.expand aten.expand_copy aten.broadcast_to", "expand", expand),
     row("aten.expand_as", "expand", expand_as),
     row_of_results("aten.broadcast_tensors", "expand", |c| {
         let tensors = c.tensors("tensors")?;
@@ -57,7 +43,6 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         Ok(())
     }),
     row_of_results("aten.meshgrid", "reshape, expand", mesh_grid),
-    row("aten.broadcast_to", "expand", expand),
 ];
 
 fn reshape(c: &mut OpCall<'_, '_>, name: &str) -> EmitResult {
@@ -68,8 +53,7 @@ fn reshape(c: &mut OpCall<'_, '_>, name: &str) -> EmitResult {
 }
 
 fn reshape_as(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let x = c.first_tensor()?;
-    let template = c.tensor("other")?;
+    let [x, template] = c.tensors_named(["self", "other"])?;
     c.reshape(x, c.shape(template))
 }
 
@@ -78,7 +62,7 @@ fn view_dtype(c: &mut OpCall<'_, '_>) -> EmitResult {
     if c.opt_dtype("dtype")? == Some(c.dtype(x)) {
         return identity(c);
     }
-    Err(RuleFailure::Opaque("reinterpreting bits as another dtype is not supported".into()))
+    unsupported!("reinterpreting bits as another dtype is not supported")
 }
 
 fn flatten(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -87,14 +71,9 @@ fn flatten(c: &mut OpCall<'_, '_>) -> EmitResult {
     let first = c.axis_or("start_dim", 0, shape.len())?;
     let last_axis = c.axis_or("end_dim", -1, shape.len())?;
     if shape.is_empty() {
-        let y = c.reshape(x, vec![1.into()])?;
-        return Ok(y);
+        return c.reshape(x, vec![1.into()]);
     }
-    if first > last_axis {
-        return Err(RuleFailure::Invalid(format!(
-            "expected start_dim before end_dim, found {first} and {last_axis}"
-        )));
-    }
+    invalid_if!(first > last_axis, "expected start_dim before end_dim, found {first} and {last_axis}");
     let mut flat = shape[..first].to_vec();
     flat.push(extent_product(&shape[first..=last_axis]));
     flat.extend_from_slice(&shape[last_axis + 1..]);
@@ -191,11 +170,7 @@ fn expand(c: &mut OpCall<'_, '_>) -> EmitResult {
     let mut shape = c.dims("size")?;
     let extents = c.shape(x);
     let Some(new) = shape.len().checked_sub(extents.len()) else {
-        return Err(RuleFailure::Invalid(format!(
-            "expected at least {} axes, found {}",
-            extents.len(),
-            shape.len()
-        )));
+        return invalid!("expected at least {} axes, found {}", extents.len(), shape.len());
     };
     for (d, o) in shape[new..].iter_mut().zip(extents) {
         if d.as_const() == Some(-1) {
@@ -206,8 +181,7 @@ fn expand(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn expand_as(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let x = c.first_tensor()?;
-    let template = c.tensor("other")?;
+    let [x, template] = c.tensors_named(["self", "other"])?;
     c.expand(x, c.shape(template))
 }
 

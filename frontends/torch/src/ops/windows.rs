@@ -1,6 +1,6 @@
 //! Windows on the last axes of an operand, `[batch, channels, ...]`, for convolutions and pooling.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{ArgOp, BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, TensorType, ValueId};
 
 use super::{RuleRow, row, row_of_results};
@@ -8,20 +8,30 @@ use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row("aten.avg_pool2d.default", "pad, slice, concat, sum", |c| average_pool(c, 2)),
-    row("aten.avg_pool3d.default", "pad, slice, concat, sum", |c| average_pool(c, 3)),
-    row("aten.avg_pool2d_backward.default", "pad, slice, concat, sum", |c| average_pool_backward(c, 2)),
-    row("aten.avg_pool3d_backward.default", "pad, slice, concat, sum", |c| average_pool_backward(c, 3)),
+    row("aten.avg_pool2d.default aten.avg_pool3d.default", "pad, slice, concat, sum", average_pool),
+    row(
+        "aten.avg_pool2d_backward.default aten.avg_pool3d_backward.default",
+        "pad, slice, concat, sum",
+        average_pool_backward,
+    ),
     row("aten.col2im", "slice, pad, add", fold),
-    row_of_results("aten.max_pool2d_with_indices.default", "pad, slice, concat, max, argmax", |c| {
-        max_pool(c, 2)
-    }),
-    row_of_results("aten.max_pool3d_with_indices.default", "pad, slice, concat, max, argmax", |c| {
-        max_pool(c, 3)
-    }),
-    row("aten.max_pool2d_with_indices_backward.default", "scatter", |c| max_pool_backward(c, 2)),
-    row("aten.max_pool3d_with_indices_backward.default", "scatter", |c| max_pool_backward(c, 3)),
+    row_of_results(
+        "aten.max_pool2d_with_indices.default aten.max_pool3d_with_indices.default",
+        "pad, slice, concat, max, argmax",
+        max_pool,
+    ),
+    row(
+        "aten.max_pool2d_with_indices_backward.default aten.max_pool3d_with_indices_backward.default",
+        "scatter",
+        max_pool_backward,
+    ),
 ];
+
+/// The number of axes of windows in the name of an operator, such as 2 in `aten.conv2d`. 0 if it has none.
+pub(super) fn axes_in_name(c: &OpCall<'_, '_>) -> usize {
+    let digits = c.node.target.as_bytes().windows(2).filter(|w| w[0].is_ascii_digit() && w[1] == b'd');
+    digits.map(|w| usize::from(w[0] - b'0')).next().unwrap_or(0)
+}
 
 /// The largest number of elements of a window. Each element is a slice.
 const MOST: i64 = 128;
@@ -47,12 +57,11 @@ impl WindowGeometry {
     pub fn from_call(c: &OpCall<'_, '_>, kernel: Vec<i64>, step: i64) -> RuleResult<WindowGeometry> {
         let beyond = vec![Dim::from(0); kernel.len()];
         let unplaced = WindowGeometry { kernel, stride: vec![], padding: vec![], dilation: vec![], beyond };
-        if unplaced.kernel.iter().try_fold(1i64, |a, &k| a.checked_mul(k)).is_none_or(|e| e < 1) {
-            return Err(RuleFailure::Opaque(format!(
-                "a kernel of the extents {:?} is not supported",
-                unplaced.kernel
-            )));
-        }
+        unsupported_if!(
+            unplaced.kernel.iter().try_fold(1i64, |a, &k| a.checked_mul(k)).is_none_or(|e| e < 1),
+            "a kernel of the extents {:?} is not supported",
+            unplaced.kernel
+        );
         let stride = unplaced.axis_integers(c, "stride", step, 1)?;
         let padding = unplaced.axis_integers(c, "padding", 0, 0)?;
         let dilation = unplaced.axis_integers(c, "dilation", 1, 1)?;
@@ -124,7 +133,7 @@ impl WindowGeometry {
                 (padded.clone() - Dim::from(window_span(k, d)) + Dim::from(s - 1)).floor_div(&s.into());
             if p.saturating_add(s) > window_span(k, d) {
                 let Some(n) = n.as_const() else {
-                    return Err(RuleFailure::Opaque("the last windows may begin beyond the operand".into()));
+                    return unsupported!("the last windows may begin beyond the operand");
                 };
                 last_window = last_window.min_with(&(n.saturating_add(p) - 1).div_euclid(s).into());
             }
@@ -145,7 +154,7 @@ impl WindowGeometry {
     fn check_count(&self) -> RuleResult {
         match self.elements() {
             n if n <= MOST => Ok(()),
-            n => Err(RuleFailure::Opaque(format!("the kernel has {n} elements, more than {MOST}"))),
+            n => unsupported!("the kernel has {n} elements, more than {MOST}"),
         }
     }
 }
@@ -173,13 +182,12 @@ fn window_columns_padded(
     for (i, ((k, s, p, d), beyond)) in windows.axis_parameters().zip(&windows.beyond).enumerate() {
         let extent = c.extent(x, i + 2) + Dim::from(2 * p) + beyond.clone();
         let room = extent.clone() - Dim::from(window_span(k, d));
-        if c.dim_bounds(&room).0 < 0 {
-            let n = c.extent(x, i + 2);
-            let reach = window_span(k, d);
-            return Err(RuleFailure::Opaque(format!(
-                "{n:?} elements of an axis may be fewer than the {reach} of the kernel"
-            )));
-        }
+        unsupported_if!(
+            c.dim_bounds(&room).0 < 0,
+            "{n:?} elements of an axis may be fewer than the {reach} of the kernel",
+            n = c.extent(x, i + 2),
+            reach = window_span(k, d)
+        );
         extents.push(room.floor_div(&s.into()) + Dim::from(1));
         area.push(extent);
     }
@@ -275,9 +283,10 @@ pub(super) fn transposed_columns(
         let front = window_span(k, d) - 1 - p;
         let extent = to.clone() + Dim::from(window_span(k, d) - 1);
         let after = extent.clone() - c.extent(x, i + 2) - Dim::from(front);
-        if front < 0 || c.dim_bounds(&after).0 < 0 {
-            return Err(RuleFailure::Opaque(format!("the padding of {p} may exceed the span of the kernel")));
-        }
+        unsupported_if!(
+            front < 0 || c.dim_bounds(&after).0 < 0,
+            "the padding of {p} may exceed the span of the kernel"
+        );
         low.push(front);
         area.push(extent);
     }
@@ -306,7 +315,7 @@ fn fold(c: &mut OpCall<'_, '_>) -> EmitResult {
     let channels = c.shape(x).iter().rev().nth(1).and_then(|rows| rows.exact_div(&count));
     let Some(channels) = channels.filter(|_| c.rank(x) <= 3 && area.len() == n) else {
         let shape = c.shape(x);
-        return Err(RuleFailure::Invalid(format!("expected a multiple of {count:?} rows, found {shape:?}")));
+        return invalid!("expected a multiple of {count:?} rows, found {shape:?}");
     };
     let mut shape = vec![if is_batch { c.extent(x, 0) } else { 1.into() }, channels, count];
     let mut around = Vec::new();
@@ -326,7 +335,7 @@ fn fold(c: &mut OpCall<'_, '_>) -> EmitResult {
             None => piece,
         });
     }
-    let Some(mut y) = sum else { return Err(RuleFailure::Invalid("expected a kernel, found none".into())) };
+    let Some(mut y) = sum else { return invalid!("expected a kernel, found none") };
     for (i, ((.., p, _), extent)) in windows.axis_parameters().zip(area).enumerate() {
         y = c.slice(y, i + 2, p.into(), extent, 1)?;
     }
@@ -380,11 +389,7 @@ fn insert_zeros(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize, step: i64) -> E
 fn pool_windows(c: &OpCall<'_, '_>, n: usize) -> RuleResult<WindowGeometry> {
     let kernel = non_empty_ints(c, "kernel_size")?.unwrap_or_default();
     let kernel = if let [one] = kernel.as_slice() { vec![*one; n] } else { kernel };
-    if kernel.len() != n {
-        return Err(RuleFailure::Invalid(format!(
-            "expected {n} integers as `kernel_size`, found {kernel:?}"
-        )));
-    }
+    invalid_if!(kernel.len() != n, "expected {n} integers as `kernel_size`, found {kernel:?}");
     let mut windows = WindowGeometry::from_call(c, kernel, 1)?;
     if non_empty_ints(c, "stride")?.is_none() {
         windows.stride.clone_from(&windows.kernel);
@@ -397,7 +402,7 @@ fn flatten_to_one_channel(c: &mut OpCall<'_, '_>, x: ValueId, n: usize) -> EmitR
     let shape = c.shape(x);
     let outer = shape.len().checked_sub(n);
     let Some(outer) = outer.filter(|o| (1..=2).contains(o)) else {
-        return Err(RuleFailure::Invalid(format!("expected {} axes, found {}", n + 2, shape.len())));
+        return invalid!("expected {} axes, found {}", n + 2, shape.len());
     };
     let batch = shape.iter().take(outer).cloned().fold(Dim::from(1), |a, b| a * b);
     let mut flat = vec![batch, Dim::from(1)];
@@ -434,7 +439,8 @@ fn divide_by_counts(
     c.binary(BinaryOp::Div, y, count)
 }
 
-fn average_pool(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
+fn average_pool(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let n = axes_in_name(c);
     let x = c.first_tensor()?;
     let mut windows = pool_windows(c, n)?;
     let mut shape = c.shape(x);
@@ -452,17 +458,15 @@ fn average_pool(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
     c.cast(y, dtype)
 }
 
-fn average_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
-    let gradient = c.tensor("grad_output")?;
-    let x = c.tensor("self")?;
+fn average_pool_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let n = axes_in_name(c);
+    let [gradient, x] = c.tensors_named(["grad_output", "self"])?;
     let mut windows = pool_windows(c, n)?;
     let shape = c.shape(x);
     let dtype = c.dtype(x);
     let area = shape.get(shape.len().saturating_sub(n)..).unwrap_or_default().to_vec();
     windows.apply_ceil_mode(c, &area)?;
-    if windows.exceed_padding() {
-        return Err(RuleFailure::Opaque("the last windows reach beyond the operand".into()));
-    }
+    unsupported_if!(windows.exceed_padding(), "the last windows reach beyond the operand");
     let gradient = flatten_to_one_channel(c, gradient, n)?;
     let gradient = c.cast(gradient, dtype.compute_dtype())?;
     let gradient = divide_by_counts(c, &windows, &area, gradient)?;
@@ -474,7 +478,8 @@ fn average_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
 
 /// The largest element under each window, and its position in the operand, in row-major order of the axes of
 /// windows.
-fn max_pool(c: &mut OpCall<'_, '_>, n: usize) -> RuleResult {
+fn max_pool(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let n = axes_in_name(c);
     let x = c.first_tensor()?;
     let mut windows = pool_windows(c, n)?;
     let mut shape = c.shape(x);
@@ -482,9 +487,7 @@ fn max_pool(c: &mut OpCall<'_, '_>, n: usize) -> RuleResult {
     let x = flatten_to_one_channel(c, x, n)?;
     let area = c.shape(x).split_off(2);
     windows.apply_ceil_mode(c, &area)?;
-    if !dtype.is_float() {
-        return Err(RuleFailure::Opaque(format!("operands of {dtype} are not supported")));
-    }
+    unsupported_if!(!dtype.is_float(), "operands of {dtype} are not supported");
     let columns = window_columns_padded(c, x, &windows, Scalar::Float(FloatAttribute(f64::NEG_INFINITY)))?;
     let y = c.reduce(ReductionKind::Max, columns, vec![1], false)?;
     let standing = c.shape(y).split_off(2);
@@ -514,27 +517,23 @@ fn element_positions(
     for (i, (((k, s, p, d), extent), count)) in windows.axis_parameters().zip(area).zip(standing).enumerate()
     {
         inner /= k;
-        let within = c.binary_scalar(BinaryOp::FloorDiv, element, Scalar::Int(inner))?;
-        let within = c.binary_scalar(BinaryOp::Rem, within, Scalar::Int(k))?;
-        let within = c.binary_scalar(BinaryOp::Mul, within, Scalar::Int(d))?;
-        let begin = c.iota(count.clone(), -p, s, DType::I64)?;
         let mut column = vec![Dim::from(1); standing.len() - i];
         column[0] = count.clone();
-        let begin = c.reshape(begin, column)?;
-        let coordinate = c.binary(BinaryOp::Add, within, begin)?;
-        let extent = c.emit_dim(extent, DType::I64)?;
-        position = c.binary(BinaryOp::Mul, position, extent)?;
-        position = c.binary(BinaryOp::Add, position, coordinate)?;
+        position = c.formula([position, element], |[position, element]| {
+            let within = element.floor_div(inner) % k * d;
+            let begin = within.map(|c, _| c.iota(count.clone(), -p, s, DType::I64));
+            let coordinate = within + begin.reshape(column);
+            position * position.map(|c, _| c.emit_dim(extent, DType::I64)) + coordinate
+        })?;
     }
     Ok(position)
 }
 
-fn max_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
+fn max_pool_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let n = axes_in_name(c);
     // The indices already contain the positions of the windows.
     c.ignore(&["kernel_size", "stride", "padding", "dilation", "ceil_mode"]);
-    let gradient = c.tensor("grad_output")?;
-    let x = c.tensor("self")?;
-    let places = c.tensor("indices")?;
+    let [gradient, x, places] = c.tensors_named(["grad_output", "self", "indices"])?;
     let shape = c.shape(x);
     let dtype = c.dtype(gradient);
     let x = flatten_plane(c, x, n)?;

@@ -1,7 +1,7 @@
 //! Nodes with operands that have packed rows.
 
-use symmc_import::Emit;
 use symmc_import::emit::extent_product;
+use symmc_import::{Emit, has_word};
 use symmc_ir::entity::Entity;
 use symmc_ir::{
     ArgOp, AxisMap, BinaryOp, DType, Dim, FloatAttribute, Op, OperandAxis, OperandUse, ReductionKind,
@@ -13,32 +13,9 @@ use crate::lower::{RuleFailure, RuleResult};
 use crate::packed_rows::{PackedRows, op_of};
 
 /// Operators whose results mix the rows of an operand and depend on the rows alone, and not on their number.
-const MIXING: &[&str] = &[
-    "aten.sum",
-    "aten.prod",
-    "aten.amax",
-    "aten.amin",
-    "aten.max",
-    "aten.min",
-    "aten.any",
-    "aten.all",
-    "aten.mean",
-    "aten.argmax",
-    "aten.argmin",
-    "aten.mm",
-    "aten.matmul",
-    "aten.addmm",
-    "aten.bmm",
-    "aten.linear",
-    "aten.einsum",
-    "aten.softmax",
-    "aten._softmax",
-    "aten.log_softmax",
-    "aten._log_softmax",
-    "aten.bincount",
-    "aten.histc",
-    "aten.count_nonzero",
-];
+const MIXING: &str = "aten.sum aten.prod aten.amax aten.amin aten.max aten.min aten.any aten.all aten.mean aten.argmax \
+     aten.argmin aten.mm aten.matmul aten.addmm aten.bmm aten.linear aten.einsum aten.softmax \
+     aten._softmax aten.log_softmax aten._log_softmax aten.bincount aten.histc aten.count_nonzero";
 
 /// The operands with which a node is emitted, and the packed axis of its results.
 struct PackedNode {
@@ -221,7 +198,7 @@ fn moved(rows: &PackedRows, axis: usize) -> PackedRows {
 
 /// Whether the operator mixes rows in a way that does not depend on their number.
 fn mixes_rows(c: &OpCall<'_, '_>) -> bool {
-    MIXING.contains(&op_of(&c.node.target))
+    has_word(MIXING, op_of(&c.node.target))
 }
 
 /// Nodes that become several.

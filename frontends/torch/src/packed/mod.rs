@@ -6,7 +6,7 @@
 //! the node mixes rows, notes which axis of the results is packed, and refuses nodes for which it knows
 //! neither.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, invalid};
 use symmc_ir::dim::check_shape_complexity;
 use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, TensorType, ValueId};
 
@@ -47,9 +47,7 @@ impl OpCall<'_, '_> {
     /// Refuses a node that no known rule represents for packed rows.
     pub fn refuse_packed<T>(&self, what: &str, length: &Dim) -> RuleResult<T> {
         let rows = self.lowering.symbols.data.display(length);
-        Err(RuleFailure::Invalid(format!(
-            "{what}, which is not supported: the number of rows is `{rows}`, which depends on data"
-        )))
+        invalid!("{what}, which is not supported: the number of rows is `{rows}`, which depends on data")
     }
 
     pub fn capacity(&self, length: &Dim) -> RuleResult<Dim> {
@@ -73,9 +71,7 @@ impl OpCall<'_, '_> {
         for (id, factor) in terms {
             let Some(&value) = self.lowering.packed.symbols.get(&id) else {
                 let name = self.lowering.symbols.data.display(&id.into());
-                return Err(RuleFailure::Invalid(format!(
-                    "`{name}` is used before it is read from a tensor"
-                )));
+                return invalid!("`{name}` is used before it is read from a tensor");
             };
             let term = match factor.as_const() {
                 Some(1) => value,

@@ -1,16 +1,16 @@
 //! Arithmetic of complex numbers, by formulas for the components of the result.
 
-use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, FloatAttribute, Scalar, UnaryOp, ValueId};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, unsupported_if};
+use symmc_ir::{BinaryOp, DType, FloatAttribute, Scalar, ValueId};
 
 use super::components::{
-    component, declared_component_type, is_complex, is_first_complex, join_components, set_complex_result,
-    split_components,
+    components_of, declared_component_type, is_complex, is_first_complex, join_components,
+    set_complex_result, set_formula_result, split_components,
 };
 use super::per_component;
 use crate::call::{CallOperand, OpCall, OpRule};
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
-use crate::ops::elementwise::add_scaled;
+use crate::lower::{EmitResult, RuleResult, Term};
+use crate::ops::elementwise::{add_scaled, formula};
 use crate::schema::Argument;
 
 /// An operand: its real part and, if it is complex, its imaginary part.
@@ -53,7 +53,7 @@ pub(super) fn mul(c: &mut OpCall<'_, '_>) -> RuleResult {
         }
         (Some(b), None) => (times(&x.real, &y.real)?, times(b, &y.real)?),
         (None, Some(e)) => (times(&x.real, &y.real)?, times(&x.real, e)?),
-        (None, None) => return Err(RuleFailure::Invalid("expected a complex factor, found none".into())),
+        (None, None) => return invalid!("expected a complex factor, found none"),
     };
     set_complex_result(c, real, imaginary)
 }
@@ -86,9 +86,7 @@ pub(super) fn sum(c: &mut OpCall<'_, '_>, op: BinaryOp) -> RuleResult {
     }
     let z = c.tensor("self")?;
     let Some(Argument::Tensor(name)) = c.get("self") else {
-        return Err(RuleFailure::Invalid(
-            "expected a tensor as `self`, found another kind of argument".into(),
-        ));
+        return invalid!("expected a tensor as `self`, found another kind of argument");
     };
     let (mut a, mut b) = if c.lowering.is_complex(name) {
         split_components(c, z)?
@@ -97,9 +95,7 @@ pub(super) fn sum(c: &mut OpCall<'_, '_>, op: BinaryOp) -> RuleResult {
     };
     let dtype = declared_component_type(c)?.dtype;
     let rhs = complex_operand(c, "other")?;
-    if c.float_or("alpha", 1.0)? != 1.0 {
-        return Err(RuleFailure::Opaque("an `alpha` other than 1 is not supported".into()));
-    }
+    unsupported_if!(c.float_or("alpha", 1.0)? != 1.0, "an `alpha` other than 1 is not supported");
     a = c.emit_binary(op, &CallOperand::Tensor(a), &rhs.real, dtype)?;
     b = match rhs.imaginary {
         Some(imaginary) => c.emit_binary(op, &CallOperand::Tensor(b), &imaginary, dtype)?,
@@ -109,12 +105,10 @@ pub(super) fn sum(c: &mut OpCall<'_, '_>, op: BinaryOp) -> RuleResult {
 }
 
 /// The sum of the squares of both components. In f64 no square of an f32 overflows.
-fn squared_magnitude(c: &mut OpCall<'_, '_>, a: ValueId, b: ValueId) -> EmitResult {
-    let a = c.cast(a, DType::F64)?;
-    let b = c.cast(b, DType::F64)?;
-    let a = c.binary(BinaryOp::Mul, a, a)?;
-    let b = c.binary(BinaryOp::Mul, b, b)?;
-    c.binary(BinaryOp::Add, a, b)
+fn squared_magnitude<'f>([a, b]: [Term<'f>; 2]) -> Term<'f> {
+    let a = a.cast(DType::F64);
+    let b = b.cast(DType::F64);
+    a.square() + b.square()
 }
 
 /// `x / (d + ei) = x (d - ei) / (d² + e²)`. A real divisor divides both components.
@@ -133,88 +127,65 @@ pub(super) fn div(c: &mut OpCall<'_, '_>) -> RuleResult {
     let e = c.as_tensor(&y.imaginary.unwrap_or(ZERO), wide)?;
     let a = c.as_tensor(&x.real, wide)?;
     let b = c.as_tensor(&x.imaginary.unwrap_or(ZERO), wide)?;
-    quotient(c, (a, b), (d, e), dtype)
+    let [real, imaginary] = c.formulas([a, b, d, e], |[a, b, d, e]| quotient([a, b], [d, e], dtype))?;
+    set_complex_result(c, real, imaginary)
 }
 
 const ZERO: CallOperand = CallOperand::Scalar(Scalar::Int(0));
 
-fn quotient(
-    c: &mut OpCall<'_, '_>,
-    (a, b): (ValueId, ValueId),
-    (d, e): (ValueId, ValueId),
-    dtype: DType,
-) -> RuleResult {
-    let length = squared_magnitude(c, d, e)?;
-    let ad = c.binary(BinaryOp::Mul, a, d)?;
-    let be = c.binary(BinaryOp::Mul, b, e)?;
-    let bd = c.binary(BinaryOp::Mul, b, d)?;
-    let ae = c.binary(BinaryOp::Mul, a, e)?;
-    let real = c.binary(BinaryOp::Add, ad, be)?;
-    let imaginary = c.binary(BinaryOp::Sub, bd, ae)?;
-    let mut components = Vec::with_capacity(2);
-    for component in [real, imaginary] {
-        let component = c.binary(BinaryOp::Div, component, length)?;
-        components.push(c.cast(component, dtype)?);
-    }
-    set_complex_result(c, components[0], components[1])
+fn quotient<'f>([a, b]: [Term<'f>; 2], [d, e]: [Term<'f>; 2], dtype: DType) -> [Term<'f>; 2] {
+    let length = squared_magnitude([d, e]);
+    let ad = a * d;
+    let be = b * e;
+    let bd = b * d;
+    let ae = a * e;
+    [ad + be, bd - ae].map(|part| (part / length).cast(dtype))
 }
 
 pub(super) fn reciprocal(c: &mut OpCall<'_, '_>) -> RuleResult {
     let z = c.first_tensor()?;
     let dtype = c.dtype(z);
-    let z = c.cast(z, DType::F64)?;
-    let divisor = split_components(c, z)?;
-    let unit = c.full(Scalar::Int(1), DType::F64, vec![])?;
-    let zero = c.full(Scalar::Int(0), DType::F64, vec![])?;
-    quotient(c, (unit, zero), divisor, dtype)
+    let [real, imaginary] = c.formulas([z], |[z]| {
+        let divisor = components_of(z.cast(DType::F64));
+        let unit = [divisor[0].constant(1.0), divisor[0].constant(0.0)];
+        quotient(unit, divisor, dtype)
+    })?;
+    set_complex_result(c, real, imaginary)
 }
 
 /// `|a + bi| = √(a² + b²)`.
 pub(super) fn abs(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let z = c.first_tensor()?;
-    let (a, b) = split_components(c, z)?;
-    let y = squared_magnitude(c, a, b)?;
-    let y = c.unary(UnaryOp::Sqrt, y)?;
-    c.cast(y, c.dtype(z))
+    formula(c, |z| squared_magnitude(components_of(z)).sqrt().cast(z.dtype()))
 }
 
 /// `z / |z|`, and 0 for 0.
 pub(super) fn sgn(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let z = c.first_tensor()?;
-    let (a, b) = split_components(c, z)?;
-    let length = squared_magnitude(c, a, b)?;
-    let length = c.unary(UnaryOp::Sqrt, length)?;
-    let length = c.unsqueeze(length, c.rank(length))?;
-    let wide = c.cast(z, DType::F64)?;
-    let y = c.binary(BinaryOp::Div, wide, length)?;
-    let zero = c.full(Scalar::Int(0), DType::F64, vec![])?;
-    let is_zero = c.binary_scalar(BinaryOp::Eq, length, Scalar::Int(0))?;
-    let y = c.select(is_zero, zero, y)?;
-    c.cast(y, c.dtype(z))
+    formula(c, |z| {
+        let length = squared_magnitude(components_of(z)).sqrt();
+        let length = length.unsqueeze(length.rank());
+        let y = z.cast(DType::F64) / length;
+        let zero = y.constant(0.0);
+        length.eq(0.0).select(zero, y).cast(z.dtype())
+    })
+}
+
+/// `length * (cos angle + i sin angle)`.
+pub(super) fn polar<'f>(length: Term<'f>, angle: Term<'f>) -> [Term<'f>; 2] {
+    [angle.cos(), angle.sin()].map(|part| length * part)
 }
 
 /// `e^(a + bi) = e^a (cos b + i sin b)`.
 pub(super) fn exp(c: &mut OpCall<'_, '_>) -> RuleResult {
-    let z = c.first_tensor()?;
-    let length = component(c, z, 0)?;
-    let angle = component(c, z, 1)?;
-    let length = c.unary(UnaryOp::Exp, length)?;
-    let x = c.unary(UnaryOp::Cos, angle)?;
-    let y = c.unary(UnaryOp::Sin, angle)?;
-    let x = c.binary(BinaryOp::Mul, length, x)?;
-    let y = c.binary(BinaryOp::Mul, length, y)?;
-    set_complex_result(c, x, y)
+    set_formula_result(c, |[a, b]| polar(a.exp(), b))
 }
 
 pub(super) fn square(c: &mut OpCall<'_, '_>) -> RuleResult {
-    let z = c.first_tensor()?;
-    let (a, b) = split_components(c, z)?;
-    let aa = c.binary(BinaryOp::Mul, a, a)?;
-    let bb = c.binary(BinaryOp::Mul, b, b)?;
-    let ab = c.binary(BinaryOp::Mul, a, b)?;
-    let real = c.binary(BinaryOp::Sub, aa, bb)?;
-    let imaginary = c.binary(BinaryOp::Add, ab, ab)?;
-    set_complex_result(c, real, imaginary)
+    set_formula_result(c, |[a, b]| {
+        let aa = a.square();
+        let bb = b.square();
+        let ab = a * b;
+        [aa - bb, ab + ab]
+    })
 }
 
 /// A product of matrices or vectors.
@@ -241,7 +212,7 @@ pub(super) fn product(c: &mut OpCall<'_, '_>, other: &str) -> RuleResult {
         }
         (Some(b), None) => c.numpy_matmul(b, d)?,
         (None, Some(e)) => c.numpy_matmul(a, e)?,
-        (None, None) => return Err(RuleFailure::Invalid("expected a complex factor, found none".into())),
+        (None, None) => return invalid!("expected a complex factor, found none"),
     };
     set_complex_result(c, real, imaginary)
 }

@@ -1,10 +1,10 @@
 //! The real and the imaginary components of complex tensors, and the names that are complex.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid};
 use symmc_ir::{TensorType, ValueId};
 
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult, Term};
 use crate::schema::Argument;
 
 /// The number of axes of a complex tensor, without the axis of components.
@@ -14,19 +14,40 @@ pub(super) fn complex_rank(c: &OpCall<'_, '_>, x: ValueId) -> usize {
 
 /// The real part (0) or the imaginary part (1).
 pub(super) fn component(c: &mut OpCall<'_, '_>, x: ValueId, which: i64) -> EmitResult {
-    let axis = complex_rank(c, x);
-    let selected = c.slice(x, axis, which.into(), 1.into(), 1)?;
-    c.drop_axis(selected, axis)
+    c.formula([x], |[x]| component_of(x, which))
+}
+
+fn component_of(z: Term<'_>, which: i64) -> Term<'_> {
+    let axis = z.rank().saturating_sub(1);
+    z.slice(axis, which, 1).drop_axis(axis)
+}
+
+/// The real part and the imaginary part.
+pub(super) fn components_of(z: Term<'_>) -> [Term<'_>; 2] {
+    [component_of(z, 0), component_of(z, 1)]
 }
 
 pub(super) fn split_components(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<(ValueId, ValueId)> {
-    Ok((component(c, x, 0)?, component(c, x, 1)?))
+    Ok(c.formulas([x], |[x]| components_of(x))?.into())
 }
 
 pub(super) fn join_components(c: &mut OpCall<'_, '_>, real: ValueId, imaginary: ValueId) -> EmitResult {
-    let axis = c.rank(real);
-    let components = [c.unsqueeze(real, axis)?, c.unsqueeze(imaginary, axis)?];
-    c.concat(&components, axis)
+    c.formula([real, imaginary], join)
+}
+
+fn join<'f>([real, imaginary]: [Term<'f>; 2]) -> Term<'f> {
+    let axis = real.rank();
+    real.unsqueeze(axis).concat(imaginary.unsqueeze(axis), axis)
+}
+
+/// Sets the result of a formula for its components, from those of the first operand.
+pub(super) fn set_formula_result(
+    c: &mut OpCall<'_, '_>,
+    f: impl for<'f> FnOnce([Term<'f>; 2]) -> [Term<'f>; 2],
+) -> RuleResult {
+    let z = c.first_tensor()?;
+    let y = c.formula([z], |[z]| join(f(components_of(z))))?;
+    c.set_only_result(y)
 }
 
 pub(super) fn set_complex_result(c: &mut OpCall<'_, '_>, real: ValueId, imaginary: ValueId) -> RuleResult {
@@ -37,7 +58,7 @@ pub(super) fn set_complex_result(c: &mut OpCall<'_, '_>, real: ValueId, imaginar
 pub(super) fn declared_component_type(c: &OpCall<'_, '_>) -> RuleResult<TensorType> {
     match only_result_name(c) {
         Some(name) => Ok(c.lowering.component_type(name)?),
-        None => Err(RuleFailure::Invalid("expected a result, found none".into())),
+        None => invalid!("expected a result, found none"),
     }
 }
 

@@ -4,13 +4,13 @@
 //! computed in f64 and taken from a table by `jk mod n`. They are as exact as the dtype of the product
 //! allows.
 
-use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, UnaryOp, ValueId};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
+use symmc_ir::{BinaryOp, DType, Dim, Scalar, UnaryOp, ValueId};
 
 use super::super::{RuleRow, row_of_results};
 use super::components::{declared_component_type, is_first_complex, set_complex_result, split_components};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::lower::{EmitResult, RuleResult};
 
 pub(in crate::ops) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("aten._fft_c2c", "cos, sin, matmul", |c| {
@@ -37,18 +37,26 @@ pub(in crate::ops) const RULE_ROWS: &[RuleRow] = &[
         let signal = FourierSignal::from_first_tensor(c)?;
         transform_to_real(c, signal, &axes, scale, &n)
     }),
-    row_of_results("aten.fft_fft.default", "cos, sin, matmul", |c| complex_fft(c, true)),
-    row_of_results("aten.fft_ifft.default", "cos, sin, matmul", |c| complex_fft(c, false)),
-    row_of_results("aten.fft_fft2.default", "cos, sin, matmul", |c| complex_fft(c, true)),
-    row_of_results("aten.fft_ifft2.default", "cos, sin, matmul", |c| complex_fft(c, false)),
-    row_of_results("aten.fft_fftn.default", "cos, sin, matmul", |c| complex_fft(c, true)),
-    row_of_results("aten.fft_ifftn.default", "cos, sin, matmul", |c| complex_fft(c, false)),
-    row_of_results("aten.fft_rfft.default", "cos, sin, matmul", real_fft),
-    row_of_results("aten.fft_rfft2.default", "cos, sin, matmul", real_fft),
-    row_of_results("aten.fft_rfftn.default", "cos, sin, matmul", real_fft),
-    row_of_results("aten.fft_irfft.default", "cos, sin, matmul", inverse_real_fft),
-    row_of_results("aten.fft_irfft2.default", "cos, sin, matmul", inverse_real_fft),
-    row_of_results("aten.fft_irfftn.default", "cos, sin, matmul", inverse_real_fft),
+    row_of_results(
+        "aten.fft_fft.default aten.fft_fft2.default aten.fft_fftn.default",
+        "cos, sin, matmul",
+        |c| complex_fft(c, true),
+    ),
+    row_of_results(
+        "aten.fft_ifft.default aten.fft_ifft2.default aten.fft_ifftn.default",
+        "cos, sin, matmul",
+        |c| complex_fft(c, false),
+    ),
+    row_of_results(
+        "aten.fft_rfft.default aten.fft_rfft2.default aten.fft_rfftn.default",
+        "cos, sin, matmul",
+        real_fft,
+    ),
+    row_of_results(
+        "aten.fft_irfft.default aten.fft_irfft2.default aten.fft_irfftn.default",
+        "cos, sin, matmul",
+        inverse_real_fft,
+    ),
 ];
 
 const MAX_TRANSFORM_LENGTH: i64 = 4096;
@@ -102,9 +110,7 @@ impl FourierSignal {
                 let zeros = c.full(Scalar::Int(0), c.dtype(x), shape)?;
                 c.concat(&[x, zeros], axis)
             }),
-            _ => Err(RuleFailure::Opaque(
-                "the signal is truncated for some sizes and padded for others".into(),
-            )),
+            _ => unsupported!("the signal is truncated for some sizes and padded for others"),
         }
     }
 
@@ -154,9 +160,10 @@ fn signal_axes(c: &OpCall<'_, '_>) -> RuleResult<Vec<usize>> {
     };
     let mut sorted = axes.clone();
     sorted.sort_unstable();
-    if sorted.windows(2).any(|w| w[0] == w[1]) || sorted.last().is_some_and(|&a| a >= rank) {
-        return Err(RuleFailure::Invalid(format!("expected distinct axes of {rank}, found {axes:?}")));
-    }
+    invalid_if!(
+        sorted.windows(2).any(|w| w[0] == w[1]) || sorted.last().is_some_and(|&a| a >= rank),
+        "expected distinct axes of {rank}, found {axes:?}"
+    );
     Ok(axes)
 }
 
@@ -165,7 +172,7 @@ fn scale_argument(c: &OpCall<'_, '_>) -> RuleResult<FourierScale> {
         0 => Ok(FourierScale::One),
         1 => Ok(FourierScale::Root),
         2 => Ok(FourierScale::Extent),
-        other => Err(RuleFailure::Invalid(format!("expected 0, 1 or 2 as `normalization`, found {other}"))),
+        other => invalid!("expected 0, 1 or 2 as `normalization`, found {other}"),
     }
 }
 
@@ -175,7 +182,7 @@ fn norm_scale(c: &OpCall<'_, '_>, forward: bool) -> RuleResult<FourierScale> {
         Some("ortho") => Ok(FourierScale::Root),
         Some("forward") => Ok(if forward { FourierScale::Extent } else { FourierScale::One }),
         Some(other) => {
-            Err(RuleFailure::Invalid(format!("expected backward, ortho or forward as `norm`, found {other}")))
+            invalid!("expected backward, ortho or forward as `norm`, found {other}")
         }
     }
 }
@@ -197,11 +204,10 @@ fn axes_and_lengths(c: &OpCall<'_, '_>) -> RuleResult<(Vec<usize>, Option<Vec<Di
         (false, Some(s)) if op.ends_with("fftn") => last_axes(s.len()),
         (false, _) => last_axes(1),
     };
-    if axes.is_empty() || requested.as_ref().is_some_and(|s| s.len() != axes.len()) {
-        return Err(RuleFailure::Invalid(format!(
-            "expected a length for each of the axes {axes:?}, found {requested:?}"
-        )));
-    }
+    invalid_if!(
+        axes.is_empty() || requested.as_ref().is_some_and(|s| s.len() != axes.len()),
+        "expected a length for each of the axes {axes:?}, found {requested:?}"
+    );
     // A length of -1 keeps the extent.
     let requested = requested.map(|lengths| {
         let lengths = lengths.into_iter().zip(&axes);
@@ -263,9 +269,7 @@ fn transform_real(
     onesided: bool,
 ) -> RuleResult {
     let x = signal.real;
-    let Some((&last, others)) = axes.split_last() else {
-        return Err(RuleFailure::Invalid("expected an axis, found none".into()));
-    };
+    let Some((&last, others)) = axes.split_last() else { return invalid!("expected an axis, found none") };
     let n = c.extent(x, last);
     let columns = if onesided { half_spectrum_length(&n) } else { n.clone() };
     let (cos, sin) = root_matrices(c, &n, [&n, &columns], scale, c.dtype(x))?;
@@ -287,9 +291,7 @@ fn transform_to_real(
     scale: FourierScale,
     n: &Dim,
 ) -> RuleResult {
-    let Some((&last, others)) = axes.split_last() else {
-        return Err(RuleFailure::Invalid("expected an axis, found none".into()));
-    };
+    let Some((&last, others)) = axes.split_last() else { return invalid!("expected an axis, found none") };
     let rows = half_spectrum_length(n);
     signal.resize(c, last, &rows)?;
     for &axis in others {
@@ -311,23 +313,19 @@ fn transform_to_real(
 /// row occurs once, and so does the middle row of an even number of rows. The others occur twice.
 fn half_spectrum_weights(c: &mut OpCall<'_, '_>, n: &Dim, rows: &Dim, dtype: DType) -> EmitResult {
     let k = c.iota(rows.clone(), 0, 1, DType::I64)?;
-    let is_first = c.binary_scalar(BinaryOp::Eq, k, Scalar::Int(0))?;
-    let twice = c.binary_scalar(BinaryOp::Mul, k, Scalar::Int(2))?;
-    let n = c.emit_dim(n, DType::I64)?;
-    let is_middle = c.binary(BinaryOp::Eq, twice, n)?;
-    let once = c.binary(BinaryOp::Or, is_first, is_middle)?;
-    let once = c.cast(once, dtype)?;
-    let weights = c.scalar_binary(BinaryOp::Sub, Scalar::Int(2), once)?;
-    c.reshape(weights, vec![rows.clone(), 1.into()])
+    c.formula([k], |[k]| {
+        let is_first = k.eq(0);
+        let twice = k * 2;
+        let is_middle = twice.eq(k.map(|c, _| c.emit_dim(n, DType::I64)));
+        (2.0 - (is_first | is_middle).cast(dtype)).reshape(vec![rows.clone(), 1.into()])
+    })
 }
 
 fn multiply_along_axis(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize, matrix: ValueId) -> EmitResult {
     let rank = c.rank(x);
     let order: Vec<usize> = (0..rank).filter(|&a| a != axis).chain([axis]).collect();
     let back: Vec<usize> = (0..axis).chain([rank - 1]).chain(axis..rank - 1).collect();
-    let x = c.permute(x, order)?;
-    let y = c.numpy_matmul(x, matrix)?;
-    c.permute(y, back)
+    c.formula([x, matrix], |[x, matrix]| x.permute(&order).numpy_matmul(matrix).permute(&back))
 }
 
 /// The cosines and sines of `2πjk/n`, with rows `j` and columns `k`.
@@ -338,16 +336,15 @@ fn root_matrices(
     scale: FourierScale,
     dtype: DType,
 ) -> RuleResult<(ValueId, ValueId)> {
-    if c.dim_bounds(n).1 > MAX_TRANSFORM_LENGTH {
-        return Err(RuleFailure::Opaque(format!(
-            "a transform of {n:?} numbers may exceed the limit of {MAX_TRANSFORM_LENGTH}"
-        )));
-    }
+    unsupported_if!(
+        c.dim_bounds(n).1 > MAX_TRANSFORM_LENGTH,
+        "a transform of {n:?} numbers may exceed the limit of {MAX_TRANSFORM_LENGTH}"
+    );
     let extent = c.emit_dim(n, DType::F64)?;
     let table = c.iota(n.clone(), 0, 1, DType::I64)?;
-    let table = c.cast(table, DType::F64)?;
-    let table = c.binary_float(BinaryOp::Mul, table, std::f64::consts::TAU)?;
-    let angles = c.binary(BinaryOp::Div, table, extent)?;
+    let angles = c.formula([table, extent], |[table, extent]| {
+        table.cast(DType::F64) * std::f64::consts::TAU / extent
+    })?;
     let divisor = match scale {
         FourierScale::One => None,
         FourierScale::Root => Some(c.unary(UnaryOp::Sqrt, extent)?),
@@ -359,13 +356,11 @@ fn root_matrices(
     let jk = c.binary(BinaryOp::Mul, j, k)?;
     let modulus = c.emit_dim(n, DType::I64)?;
     let jk = c.binary(BinaryOp::Rem, jk, modulus)?;
-    let mut root_matrix = |op: UnaryOp| -> EmitResult {
-        let mut y = c.unary(op, angles)?;
-        if let Some(divisor) = divisor {
-            y = c.binary(BinaryOp::Div, y, divisor)?;
-        }
-        let y = c.cast(y, dtype)?;
-        c.emit("take", Op::Take { axis: 0 }, &[y, jk])
-    };
-    Ok((root_matrix(UnaryOp::Cos)?, root_matrix(UnaryOp::Sin)?))
+    let [cos, sin] = c.formulas([angles, jk], |[angles, jk]| {
+        [UnaryOp::Cos, UnaryOp::Sin].map(|op| {
+            let roots = angles.unary(op);
+            divisor.map_or(roots, |d| roots / roots.term(d)).cast(dtype).take(0, jk)
+        })
+    })?;
+    Ok((cos, sin))
 }

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use symmc_import::Emit;
+use symmc_import::{Emit, RuleCall, has_word, invalid, unsupported_if};
 use symmc_ir::{Scalar, ValueId};
 
 use super::components::{
@@ -19,64 +19,17 @@ use crate::schema::Argument;
 use crate::scope::tensor_names;
 
 /// Ops that move elements or add them up.
-pub(super) const MOVING_OPS: &[&str] = &[
-    "aten.cat",
-    "aten.chunk",
-    "aten.constant_pad_nd",
-    "aten.cumsum",
-    "aten.diagonal",
-    "aten.embedding",
-    "aten.expand_as",
-    "aten.flatten",
-    "aten.flip",
-    "aten.gather",
-    "aten.index.Tensor",
-    "aten.index_add",
-    "aten.index_put",
-    "aten.index_select",
-    "aten.masked_fill",
-    "aten.mean",
-    "aten.movedim",
-    "aten.permute",
-    "aten.repeat",
-    "aten.roll",
-    "aten.select.int",
-    "aten.select_backward",
-    "aten.select_scatter",
-    "aten.slice_backward",
-    "aten.slice_scatter",
-    "aten.split",
-    "aten.split_with_sizes",
-    "aten.squeeze",
-    "aten.stack",
-    "aten.sum",
-    "aten.t",
-    "aten.tril",
-    "aten.triu",
-    "aten.unbind",
-    "aten.unflatten",
-    "aten.view_as",
-    "aten.where.self",
-];
+pub(super) const MOVING_OPS: &str = "aten.cat aten.chunk aten.constant_pad_nd aten.cumsum aten.diagonal aten.embedding aten.expand_as \
+     aten.flatten aten.flip aten.gather aten.index.Tensor aten.index_add aten.index_put aten.index_select \
+     aten.masked_fill aten.mean aten.movedim aten.permute aten.repeat aten.roll aten.select.int \
+     aten.select_backward aten.select_scatter aten.slice_backward aten.slice_scatter aten.split \
+     aten.split_with_sizes aten.squeeze aten.stack aten.sum aten.t aten.tril aten.triu aten.unbind \
+     aten.unflatten aten.view_as aten.where.self";
 
 /// Ops that fill a tensor with a real number.
-pub(super) const FILLING_OPS: &[&str] = &[
-    "aten.empty",
-    "aten.empty_like",
-    "aten.fill.Scalar",
-    "aten.full",
-    "aten.full_like",
-    "aten.new_empty",
-    "aten.new_full",
-    "aten.new_ones",
-    "aten.new_zeros",
-    "aten.ones",
-    "aten.ones_like",
-    "aten.scalar_tensor",
-    "aten.zero",
-    "aten.zeros",
-    "aten.zeros_like",
-];
+pub(super) const FILLING_OPS: &str = "aten.empty aten.empty_like aten.fill.Scalar aten.full aten.full_like aten.new_empty aten.new_full \
+     aten.new_ones aten.new_zeros aten.ones aten.ones_like aten.scalar_tensor aten.zero aten.zeros \
+     aten.zeros_like";
 
 /// Arguments that select elements. They are not complex.
 const SELECTING_ARGUMENTS: [&str; 4] = ["index", "indices", "condition", "mask"];
@@ -84,8 +37,8 @@ const SELECTING_ARGUMENTS: [&str; 4] = ["index", "indices", "condition", "mask"]
 /// Arguments that may be numbers instead of tensors.
 const NUMBER_ARGUMENTS: [&str; 3] = ["self", "other", "value"];
 
-fn is_in_table(table: &[&str], target: &str) -> bool {
-    table.iter().any(|&of| of == target || target.rsplit_once('.').is_some_and(|(op, _)| of == op))
+fn is_in_table(table: &str, target: &str) -> bool {
+    has_word(table, target) || target.rsplit_once('.').is_some_and(|(op, _)| has_word(table, op))
 }
 
 pub(super) fn has_component_rule(target: &str) -> bool {
@@ -103,9 +56,7 @@ pub(super) fn apply_per_component(c: &mut OpCall<'_, '_>, rule: OpRule) -> RuleR
         .find(|name| !matches!(c.get(name), None | Some(Argument::Tensor(_) | Argument::Int(0))));
     if let Some(name) = number {
         let zero = matches!(c.get(name), Some(Argument::Float(x)) if *x == 0.0);
-        if !zero {
-            return Err(RuleFailure::Opaque(format!("a number other than 0 as `{name}` is not supported")));
-        }
+        unsupported_if!(!zero, "a number other than 0 as `{name}` is not supported");
     }
     let mut real = HashMap::new();
     let mut imaginary = HashMap::new();
@@ -152,7 +103,7 @@ fn fill_real(c: &mut OpCall<'_, '_>, rule: OpRule) -> RuleResult {
     }
     let filled = c.apply_to_components(real, rule)?;
     let Some(x) = filled.into_iter().next().flatten() else {
-        return Err(RuleFailure::Invalid("expected a result, found none".into()));
+        return invalid!("expected a result, found none");
     };
     if !is_complex_result(c) {
         return c.set_only_result(x);
@@ -168,7 +119,7 @@ mod tests {
 
     #[test]
     fn all_have_rules() {
-        for target in MOVING_OPS.iter().chain(FILLING_OPS) {
+        for target in MOVING_OPS.split(' ').chain(FILLING_OPS.split(' ')) {
             assert!(
                 ops::find_rule(target).or_else(|| ops::find_rule(&format!("{target}.default"))).is_some(),
                 "{target}"
