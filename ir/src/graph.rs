@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 
-use crate::dispatch::Dispatch;
+use crate::dispatch_form::Dispatch;
 use crate::entity::EntityMap;
 use crate::ids::{CustomId, GroupId, InputId, NodeId, ValueId};
 use crate::op::Op;

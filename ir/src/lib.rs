@@ -18,6 +18,7 @@ pub mod collective;
 pub mod copying;
 pub mod dim;
 pub mod dispatch;
+mod dispatch_form;
 pub mod entity;
 #[doc(hidden)]
 pub mod fuzz;
@@ -50,7 +51,8 @@ pub use collective::{
     CollectiveVariant, Contract, ExitBarrierPolicy, ResultDistribution, SyncScope,
 };
 pub use dim::{Dim, SymbolBindings};
-pub use dispatch::{Dispatch, DispatchForm, OverwriteRule};
+pub use dispatch::OverwriteRule;
+pub use dispatch_form::{Dispatch, DispatchForm};
 pub use entity::EntityMap;
 pub use graph::{
     CustomOp, Graph, GraphInput, GraphOutput, GroupDef, GroupMembers, InputKind, Node, OutputKind, Value,

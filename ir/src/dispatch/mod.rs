@@ -73,13 +73,11 @@
 //! all results are written from the rendezvous of the step on. A backend may use more barriers than the two of
 //! the step. All results have memory, and none lies on an operand.
 
-mod form;
 mod heads;
 mod nodes;
 mod overwrite;
 mod space;
 
-pub use form::{Dispatch, DispatchForm};
 pub use heads::{RotatedProduct, find_rotated_product};
 pub(crate) use nodes::check_dispatch;
 pub use nodes::{batch_key, shared_contract};

@@ -1,11 +1,11 @@
 //! The nodes of dispatches: which values are internal to a dispatch, and whether the nodes satisfy the rules of
 //! its form.
 
-use super::form::{Dispatch, DispatchForm};
 use super::heads::find_rotated_product;
 use super::space::{LoopSpace, loop_space};
 use crate::collective::{Collective, CollectiveKind, Contract, SyncScope};
 use crate::dim::Dim;
+use crate::dispatch_form::{Dispatch, DispatchForm};
 use crate::entity::{Entity, EntityMap};
 use crate::graph::{Graph, Node, ValueDef};
 use crate::ids::{NodeId, ValueId};

@@ -3,8 +3,8 @@
 //! [`Dispatch::overwrite_rule`] is part of the contract of the kernels of a form. The planner places by it
 //! and the plan check verifies by it. Their rules for single nodes are separate.
 
-use super::form::{Dispatch, DispatchForm};
 use super::space::loop_space;
+use crate::dispatch_form::{Dispatch, DispatchForm};
 use crate::graph::Graph;
 use crate::ids::NodeId;
 use crate::op::Op;

@@ -10,7 +10,7 @@ use super::forms::op_name;
 use super::lexer::Token;
 use super::names::with_symbol_names;
 use crate::dim::{self, Dim};
-use crate::dispatch::{Dispatch, DispatchForm};
+use crate::dispatch_form::{Dispatch, DispatchForm};
 use crate::entity::Entity;
 use crate::graph::{CustomOp, Graph, GraphOutput, GroupDef, GroupMembers, InputKind, OutputKind, ValueDef};
 use crate::ids::{CustomId, GroupId, InputId, NodeId, ValueId};

@@ -13,7 +13,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("ir", &["symmc-support"]),
     ("ir/support", &[]),
     ("passes", &["symmc-support", "symmc-ir", "symmc-dispatch", "symmc-plan"]),
-    ("passes/dispatch", &["symmc-ir"]),
+    ("planner/dispatch", &["symmc-ir"]),
     ("planner/pack", &[]),
     ("planner/plan", &["symmc-support", "symmc-ir"]),
     ("planner/check", &["symmc-support", "symmc-ir", "symmc-plan"]),

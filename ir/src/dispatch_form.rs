@@ -31,7 +31,7 @@ named_enum! {
 impl DispatchForm {
     /// Whether the result of a node has no memory if no node outside the dispatch reads it. Peers and the library
     /// address symmetric results, which therefore always have memory.
-    pub(super) fn keeps_result_internal(self, op: &Op) -> bool {
+    pub(crate) fn keeps_result_internal(self, op: &Op) -> bool {
         match (self, op) {
             (DispatchForm::Reduction, Op::Collective(c)) => {
                 let contract = c.variant.and_then(|v| v.contract(&c.kind));
