@@ -256,9 +256,11 @@ fn random_rows(r: &mut SplitMix) -> String {
     node(&mut text, &mut values, "f32", true, "abs %r".into());
     node(&mut text, &mut values, "f32", true, "max %r, %one".into());
     node(&mut text, &mut values, "bf16", false, "max %j, %w".into());
+    // One row that all rows read.
+    text.push_str(&format!("%weight: bf16[{n}] = abs %w\n"));
     for k in 0..5 + r.below(12) {
         let x = values[values.len() - 1 - r.below(values.len().min(6))].clone();
-        let (dtype, is_per_row, what) = match if k == 0 { 0 } else { r.below(7) } {
+        let (dtype, is_per_row, what) = match if k == 0 { 0 } else { r.below(9) } {
             0 | 1 => {
                 let x = if x.is_per_row { values[r.below(2)].clone() } else { x };
                 let (op, axis) = (r.pick(&["sum", "mean", "max", "min"]), whole.split(',').count() - 1);
@@ -271,8 +273,17 @@ fn random_rows(r: &mut SplitMix) -> String {
             }
             4 => (x.dtype, x.is_per_row, format!("sqrt {}", x.name)),
             5 if !x.is_per_row => {
-                (x.dtype, false, format!("rms_norm {} axes=1 eps=1e-5 round_first=true", x.name))
+                let weight = if x.dtype == "bf16" { r.pick(&["", ", %weight", ", %w"]) } else { "" };
+                (x.dtype, false, format!("rms_norm {}{weight} axes=1 eps=1e-5 round_first=true", x.name))
             }
+            6 if !x.is_per_row => {
+                let weights =
+                    if x.dtype == "bf16" { r.pick(&["", ", %weight", ", %w, %weight"]) } else { "" };
+                let normed = format!("layer_norm {}{weights} axes=1 eps=1e-3", x.name);
+                node(&mut text, &mut values, x.dtype, false, normed);
+                (x.dtype, false, format!("abs %v{}", values.len() - 1))
+            }
+            7 if !x.is_per_row && x.dtype == "bf16" => ("bf16", false, format!("add {}, %weight", x.name)),
             _ => {
                 let alike: Vec<&DrawnValue> = values.iter().filter(|y| y.dtype == x.dtype).collect();
                 let y = alike[r.below(alike.len())];
@@ -284,6 +295,53 @@ fn random_rows(r: &mut SplitMix) -> String {
     }
     text.push_str("}\n");
     text + &return_statements(r, &values)
+}
+
+/// A random dispatch of reductions of the axis before the last, of rows that are taken and element-wise nodes.
+fn random_columns(r: &mut SplitMix) -> String {
+    let leading = r.pick(&["", "3, ", "2, 2, "]);
+    let terms = r.pick(&[1, 2, 7, 8, 9, 64]);
+    let n = r.pick(&[1, 3, 8, 24, 130, 512]);
+    let axis = leading.matches(',').count();
+    let keep = r.below(2) == 0;
+    let whole = format!("{leading}{terms}, {n}");
+    let reduced = format!("{leading}{}{n}", if keep { "1, " } else { "" });
+    let mut text = format!(
+        "program \"random\" ranks 1\narg %i: bf16[{whole}]\narg %w: bf16[{leading}{terms}, 1]\n\
+         arg %at: i64[{leading}{terms}]\narg %table: bf16[5, {n}]\narg %r: f32[{reduced}]\narg %s: f32[{n}]\n\
+         dispatch loop {{\n\
+         %x0: bf16[{whole}] = {}\n%x1: bf16[{whole}] = mul %x0, %w\n%x2: f32[{whole}] = cast %x1\n",
+        r.pick(&["take %table, %at axis=0", "abs %i"])
+    );
+    let count = 1 + r.below(3);
+    for k in 0..count {
+        let (operand, dtype) = r.pick(&[("%x1", "bf16"), ("%x2", "f32"), ("%x2", "f32")]);
+        let op = r.pick(&["sum", "mean", "max", "min"]);
+        text.push_str(&format!(
+            "%y{k}: {dtype}[{reduced}] = reduce {operand} op={op} axes=[{axis}] keep={keep}\n\
+             %z{k}: f32[{reduced}] = cast %y{k}\n"
+        ));
+    }
+    text.push_str(&format!("%u: f32[{reduced}] = max %z0, %r\n%v: f32[{reduced}] = max %u, %s\n"));
+    for k in 1..count {
+        text.push_str(&format!("%t{k}: f32[{reduced}] = max %z{k}, %v\n"));
+    }
+    text.push_str("}\nreturn %v\n");
+    (1..count).for_each(|k| text.push_str(&format!("return %t{k}\n")));
+    if r.one_in(2) {
+        text.push_str("return %z0\n");
+    }
+    text
+}
+
+#[test]
+fn random_columns_give_what_the_interpreter_gives() {
+    let mut r = SplitMix(29);
+    let case = |number| {
+        let program = random_columns(&mut r);
+        DispatchCase::new(format!("columns {number}"), PlacedProgram::new(&program, &[]), number)
+    };
+    check("columns-random", (0..24).map(case).collect());
 }
 
 /// The return statements for the last value and some others.
@@ -301,7 +359,7 @@ fn random_rows_give_what_the_interpreter_gives() {
         let overlays = if number % 2 == 0 { overlays(&program) } else { Vec::new() };
         DispatchCase::new(format!("random {number}"), PlacedProgram::new(&program, &overlays), number)
     };
-    check("rows-random", (0..16).map(case).collect());
+    check("rows-random", (0..24).map(case).collect());
 }
 
 /// Reductions with few result rows, or with adjacent rows, have more blocks than rows.
