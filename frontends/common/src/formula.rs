@@ -19,7 +19,7 @@ pub struct Formula<'f, E> {
     failure: RefCell<Option<RuleFailure<E>>>,
 }
 
-/// A value within a formula. After a failure it is any value, so extents are not those that the formula expects.
+/// A value within a formula. After a failure it holds an arbitrary value, whose rank and extents the formula must not rely on.
 pub struct Term<'f, E> {
     formula: &'f Formula<'f, E>,
     value: ValueId,
@@ -93,14 +93,14 @@ impl<'f, E> Term<'f, E> {
 
     /// Emits what a function of [`Emit`] emits from the value. The function uses no terms.
     pub fn map(self, emit: impl FnOnce(&mut dyn Emit<Error = E>, ValueId) -> RuleResult<ValueId, E>) -> Self {
-        let mut failure = self.formula.failure.borrow_mut();
-        if failure.is_some() {
+        if self.formula.failure.borrow().is_some() {
             return self;
         }
-        match emit(&mut **self.formula.emit.borrow_mut(), self.value) {
+        let result = emit(&mut **self.formula.emit.borrow_mut(), self.value);
+        match result {
             Ok(value) => Term { value, ..self },
             Err(error) => {
-                *failure = Some(error);
+                *self.formula.failure.borrow_mut() = Some(error);
                 self
             }
         }

@@ -1,6 +1,7 @@
 //! Dispatches: sets of nodes that run as one step.
 //!
-//! A [`Dispatch`] is a consecutive run of nodes of a program, and the [`DispatchForm`] of the kernel that
+//! A [`Dispatch`](crate::Dispatch) is a consecutive run of nodes of a program, and the
+//! [`DispatchForm`](crate::DispatchForm) of the kernel that
 //! executes them. Everything else treats it as one step. The step reads its operands, the values that other
 //! steps define, and writes its results, the values that have memory. A value that only nodes of the dispatch
 //! read is *internal* and has no memory if the form keeps it internal, as each form below says.
@@ -22,12 +23,14 @@
 //! - rows that are taken along the first axis at positions that are data (`take`), over the space, that no node
 //!   outside reads, in a loop that does not reduce the last axis.
 //!
-//! Each row that is reduced, or each position if nothing is, is computed independently, and none of it is written
-//! before all of it has been read. A result may therefore lie on an operand of an element-wise node, a reduction or a
-//! norm (not on its weights), element on element, if no node after its own reads that operand. If several results lie
-//! on the same bytes, the order of the nodes determines the content. A loop that reduces the axis before the last (the
-//! weighted sum of the results of experts) computes several columns at once: nodes outside read none of its values over
-//! the space, these do not read results of reductions, and no result lies on an operand.
+//! The reduced axis has at least one element for all sizes, and no node of a loop that reduces divides integers.
+//!
+//! Each reduced row is computed independently; without a reduction, each position is. A kernel writes a result over an
+//! operand only after it has read all of that row or position. A result may therefore lie on an operand of an
+//! element-wise node, a reduction or a norm (not on its weights), element on element, if no node after its own reads that
+//! operand. A loop that reduces the axis before the last (the weighted sum of the results of experts) computes several
+//! columns at once. No node outside reads a value over its space. No node over the space reads the result of a reduction.
+//! No result lies on an operand.
 //!
 //! **`product`**: matrix products of one left operand, whose results nothing else reads, and a `loop` without
 //! reductions over them or over columns of them. All values can be internal. The products read all of their operands

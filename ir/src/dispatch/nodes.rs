@@ -137,15 +137,14 @@ impl<'a> DispatchChecker<'a> {
     }
 
     fn check_loop(&self) -> CheckResult {
-        match loop_space(self.graph, self.dispatch.nodes()) {
-            Some(space) => {
-                self.iter_nodes().try_for_each(|(id, node)| self.check_loop_node(&space, id, node))
-            }
-            None => {
-                Err(self
-                    .mismatch_error(self.dispatch.first, "an element-wise node, or a reduction of one axis"))
-            }
+        let first_mismatch = |expected| Err(self.mismatch_error(self.dispatch.first, expected));
+        let Some(space) = loop_space(self.graph, self.dispatch.nodes()) else {
+            return first_mismatch("an element-wise node, or a reduction of one axis");
+        };
+        if !space.has_terms(&self.graph.symbols) {
+            return first_mismatch("reductions of at least one element for all sizes");
         }
+        self.iter_nodes().try_for_each(|(id, node)| self.check_loop_node(&space, id, node))
     }
 
     /// Checks a node of a loop over this space: its op, and the shapes of its result and of the operands that the
@@ -165,6 +164,9 @@ impl<'a> DispatchChecker<'a> {
         };
         let (Some(result), operand) = (node.outputs.first(), node.inputs.first()) else { return Ok(()) };
         let is_alone = || self.is_read_internally(id);
+        if space.reduced_axis.is_some() && node.op.divides_integers(self.graph.ty(*result).dtype) {
+            return Err(self.mismatch_error(id, "no division of integers in a loop that reduces"));
+        }
         let fits = match &node.op {
             Op::Reduce { axes, keep, .. } => {
                 space.has_allowed_axis()
@@ -237,7 +239,7 @@ impl<'a> DispatchChecker<'a> {
                     }
                     self.check_read_internally(id)?;
                 }
-                (op, _) if op.fits_map() => {}
+                (op, _) if op.fits_map() && !op.divides_integers(self.graph.ty(node.outputs[0]).dtype) => {}
                 _ => {
                     return Err(self.mismatch_error(id, "a product, columns of one, or an element-wise node"));
                 }

@@ -5,6 +5,7 @@ use crate::graph::Graph;
 use crate::ids::NodeId;
 use crate::infer::broadcast_shapes;
 use crate::op::Op;
+use crate::symbol::SymbolTable;
 
 /// The iteration space of a [`DispatchForm::Loop`](super::DispatchForm::Loop).
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +38,7 @@ pub fn loop_space(
         let axis = reduced_axis(&node.op, shape.len())?;
         Some(LoopSpace { shape, reduced_axis: Some(axis) })
     });
-    // A node that is broadcast has a reader after it.
+    // The last element-wise node is never a broadcast node, because a later node reads those.
     reduced.or_else(|| {
         let last = nodes.rev().find(|node| node.op.fits_map())?;
         Some(LoopSpace { shape: &graph.ty(*last.outputs.first()?).shape, reduced_axis: None })
@@ -48,6 +49,12 @@ impl LoopSpace<'_> {
     /// Whether the reduced axis, if there is one, is one that loops reduce: the last, or the one before.
     pub fn has_allowed_axis(&self) -> bool {
         self.reduced_axis.is_none_or(|axis| axis + 2 >= self.shape.len())
+    }
+
+    /// Whether what is reduced has at least one element for all sizes.
+    pub fn has_terms(&self, symbols: &SymbolTable) -> bool {
+        let reduced = self.reduced_axis.and_then(|axis| self.shape.get(axis));
+        reduced.is_none_or(|extent| extent.bounds(symbols).0 >= 1)
     }
 
     /// Whether the loop reduces the axis before the last.

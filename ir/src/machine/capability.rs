@@ -43,7 +43,7 @@ pub struct DispatchCapabilities {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoopLimits {
-    /// The maximum number of nodes of a loop that does not reduce rows.
+    /// The maximum number of nodes of a loop that does not reduce the last axis.
     pub nodes: u32,
     /// Reductions and norms of the last axis.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -3,10 +3,12 @@
 use std::fmt::{self, Write as _};
 
 use super::forms::{EXAMPLE_PRELUDE, OP_SECTIONS, OpForm};
+use crate::dispatch_form::DispatchForm;
 
 /// The grammar of the text form and each of its ops with operands, attributes and an example.
 pub fn reference() -> String {
-    let mut out = String::from(include_str!("grammar.md"));
+    let forms: Vec<String> = DispatchForm::ALL.iter().map(|form| format!("\"{form}\"")).collect();
+    let mut out = include_str!("grammar.md").replace("DISPATCH_FORMS", &forms.join(" | "));
     let _ = write!(out, "## Ops\nThe examples are nodes of this program:\n\n```text\n{EXAMPLE_PRELUDE}```\n");
     for section in OP_SECTIONS {
         let _ = write!(out, "\n### {}\n{}\n", section.title, section.about);

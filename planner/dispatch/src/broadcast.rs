@@ -44,7 +44,7 @@ fn can_join(facts: &DispatchFacts<'_>, unit: &Unit, node: NodeId) -> bool {
     let maps = match (unit.kind, &unit.nodes[..]) {
         (None | Some(UnitKind::Map | UnitKind::Product), nodes) => nodes,
         (Some(UnitKind::Norm), [maps @ .., norm]) => {
-            // The operands of the norm itself are read as they are stored.
+            // Weights that are computed join as units of rows.
             let read_by_norm = &facts.node(*norm).inputs;
             if facts.node(node).outputs.iter().any(|v| read_by_norm.contains(v)) {
                 return false;

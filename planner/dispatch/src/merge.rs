@@ -20,7 +20,7 @@ use crate::walk::{Unit, UnitIndex, UnitKind};
 const MAX_UNIT_DISTANCE: usize = 16;
 /// The most units that are visited to find out whether one depends on another. Two units are not merged if
 /// there are more.
-const LOOKED_AT: usize = 256;
+const MAX_VISITED_UNITS: usize = 256;
 
 /// Merges maps. The units are in an executable order, and those that were merged into others are left empty.
 pub fn merge(facts: &DispatchFacts<'_>, units: Vec<Unit>) -> Vec<Unit> {
@@ -118,7 +118,7 @@ impl<'a> MapMerger<'a> {
         let mut visited = BTreeSet::from([unit]);
         let mut next: Vec<usize> = self.needed_units(unit).filter(|&u| u != other).collect();
         while let Some(u) = next.pop() {
-            if u == other || visited.len() > LOOKED_AT {
+            if u == other || visited.len() > MAX_VISITED_UNITS {
                 return true;
             }
             if u >= first && visited.insert(u) {

@@ -6,7 +6,7 @@
 //! Nodes have the shape of the rows, or one element per row.
 //!
 //! # Method
-//! A reduction over the last axis turns the map that computes its operand into a unit of this form.
+//! A reduction over the last axis turns the map that computes its operand into a unit of rows.
 //! Element-wise nodes that read its results join, together with the other open units that they read. Open
 //! units can be merged because they do not depend on each other: a unit is closed when another reads it. At
 //! the end, maps join that only the nodes of one unit read.
@@ -99,7 +99,7 @@ fn candidates<'a>(walk: &'a DispatchWalk<'_>, id: NodeId) -> impl Iterator<Item 
     open.chain(walk.units_sharing_operand(UnitKind::Rows, id))
 }
 
-/// The shape of the rows that a node reduces over the last axis, if this form supports it.
+/// The shape of the rows that a node reduces over the last axis, if units of rows support it.
 fn reduced_row_shape<'a>(facts: &DispatchFacts<'a>, id: NodeId, limits: &RowLimits) -> Option<&'a [Dim]> {
     let node = facts.node(id);
     let (Op::Reduce { axes, keep: true, .. }, &[x]) = (&node.op, &node.inputs[..]) else { return None };
@@ -111,7 +111,7 @@ fn reduced_row_shape<'a>(facts: &DispatchFacts<'a>, id: NodeId, limits: &RowLimi
 }
 
 /// Whether an RMS norm of rows is part of a unit of this kind: if an element-wise node reads its result, or
-/// element-wise nodes compute its weight. Otherwise it ends a unit of the form `norm`.
+/// element-wise nodes compute its weight. Otherwise it ends a unit of kind `Norm`.
 fn norm_fits_rows(facts: &DispatchFacts<'_>, id: NodeId) -> bool {
     let Some(limits) = facts.capabilities().loops.and_then(|l| l.rows) else { return false };
     let node = facts.node(id);

@@ -20,7 +20,7 @@ use crate::walk::{Unit, UnitIndex, UnitKind};
 
 /// The most units that are visited to find out whether one depends on another. A unit does not join if there
 /// are more.
-const LOOKED_AT: usize = 256;
+const MAX_VISITED_UNITS: usize = 256;
 
 /// Lets units of short rows join the selections among them.
 pub fn join_selections(facts: &DispatchFacts<'_>, units: &mut [Unit]) {
@@ -220,7 +220,7 @@ impl Selection<'_> {
                 } else if reader < last_node && visited.insert(unit) {
                     // All nodes of a unit run after what any of them reads.
                     open.extend(&units[unit].nodes);
-                    if visited.len() > LOOKED_AT {
+                    if visited.len() > MAX_VISITED_UNITS {
                         return true;
                     }
                 }

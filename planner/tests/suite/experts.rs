@@ -120,6 +120,12 @@ fn other_nodes_are_no_part_of_these_forms() {
             .replace("bf16[t, 512] = cast", "bf16[8, 512] = cast")
     ));
     assert!(!is_valid(&format!("{fold}return %r\n")));
+    // A sum that may have no terms, and a division of integers.
+    let reduced = "arg %x: f32[4, t]\n%a: f32[4, t] = neg %x\n%y: f32[4, 1] = reduce %a op=sum axes=[1] keep=true\nreturn %y\n";
+    let rows = inside("loop", reduced);
+    assert!(is_valid(&rows) && !is_valid(&rows.replace("symbol t in 1..", "symbol t in 0..")), "{rows}");
+    let divided = "arg %x: i64[4, 8]\n%a: i64[4, 8] = rem %x, %x\n%y: i64[4, 1] = reduce %a op=sum axes=[1] keep=true\nreturn %y\n";
+    assert!(!is_valid(&inside("loop", divided)));
     let two_sums = |second: &str| fold.replace("}\n", &format!("{second}\n}}\nreturn %s2\n"));
     assert!(is_valid(&two_sums("%s2: f32[t, 512] = reduce %m op=max axes=[1] keep=false")));
     assert!(!is_valid(&two_sums("%s2: f32[t, 8, 1] = reduce %m op=max axes=[2] keep=true")));

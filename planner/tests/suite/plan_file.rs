@@ -17,8 +17,8 @@ fn planned(seed: u64) -> Plan {
 
 #[test]
 fn other_versions_are_refused() {
-    let text = planned(1).to_json().replacen("\"version\": 2", "\"version\": 3, \"news\": []", 1);
-    assert_eq!(Plan::from_json(&text), Err(PlanReadError::Version { found: 3 }));
+    let text = planned(1).to_json().replacen("\"version\": 3", "\"version\": 4, \"news\": []", 1);
+    assert_eq!(Plan::from_json(&text), Err(PlanReadError::Version { found: 4 }));
     let message = PlanReadError::Version { found: 1 }.to_string();
     assert_eq!(message, "the plan has version 1; this program reads version 3");
 }
@@ -34,7 +34,7 @@ fn unknown_and_missing_fields_are_named() {
     assert!(missing.contains("missing field `machine`"), "{missing}");
     let kind = error(text.replacen("\"arena\": \"ordinary\"", "\"arena\": \"distant\"", 1));
     assert!(kind.contains("unknown variant `distant`"), "{kind}");
-    let version = error(text.replacen("\"version\": 2,", "", 1));
+    let version = error(text.replacen("\"version\": 3,", "", 1));
     assert!(version.contains("missing field `version`"), "{version}");
     assert!(error(String::new()).starts_with("line 1, column 0"), "{}", error(String::new()));
 }

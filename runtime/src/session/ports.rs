@@ -104,8 +104,9 @@ pub trait PortDevice {
     /// [`expose_port`](Self::expose_port), or if the input has another size or is a constant.
     fn expose_input(&mut self, input: usize, bytes: usize) -> Result<DeviceRange> {
         let port = Port::Input(input);
-        let memory = self.expose_port(port)?;
+        // A refused write must not count as data.
         self.ports().expect_bytes(port, bytes)?;
+        let memory = self.expose_port(port)?;
         match memory.storage {
             PortStorage::Program(_) => Err(self.ports().constant_error(port)),
             _ => Ok(memory.range),

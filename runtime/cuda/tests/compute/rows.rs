@@ -277,11 +277,16 @@ fn random_rows(r: &mut SplitMix) -> String {
                 (x.dtype, false, format!("rms_norm {}{weight} axes=1 eps=1e-5 round_first=true", x.name))
             }
             6 if !x.is_per_row => {
+                // Of elements that differ. Those of the result cancel, so only their sizes are read.
+                let x = values[r.pick(&[0, 1, 4])].clone();
                 let weights =
                     if x.dtype == "bf16" { r.pick(&["", ", %weight", ", %w, %weight"]) } else { "" };
-                let normed = format!("layer_norm {}{weights} axes=1 eps=1e-3", x.name);
-                node(&mut text, &mut values, x.dtype, false, normed);
-                (x.dtype, false, format!("abs %v{}", values.len() - 1))
+                let normed = format!(
+                    "%norm{k}: {}[{whole}] = layer_norm {}{weights} axes=1 eps=1e-3\n",
+                    x.dtype, x.name
+                );
+                text.push_str(&normed);
+                (x.dtype, false, format!("abs %norm{k}"))
             }
             7 if !x.is_per_row && x.dtype == "bf16" => ("bf16", false, format!("add {}, %weight", x.name)),
             _ => {
@@ -305,24 +310,27 @@ fn random_columns(r: &mut SplitMix) -> String {
     let axis = leading.matches(',').count();
     let keep = r.below(2) == 0;
     let whole = format!("{leading}{terms}, {n}");
+    let wide = 2 * n;
     let reduced = format!("{leading}{}{n}", if keep { "1, " } else { "" });
     let mut text = format!(
         "program \"random\" ranks 1\narg %i: bf16[{whole}]\narg %w: bf16[{leading}{terms}, 1]\n\
-         arg %at: i64[{leading}{terms}]\narg %table: bf16[5, {n}]\narg %r: f32[{reduced}]\narg %s: f32[{n}]\n\
+         arg %at: i64[{leading}{terms}]\narg %table: bf16[5, {n}]\narg %r: f32[{reduced}]\narg %s: f32[{wide}]\n\
+         %even: f32[{n}] = slice %s axis=0 start=0 step=2\n%odd: f32[{n}] = slice %s axis=0 start=1 step=2\n\
          dispatch loop {{\n\
-         %x0: bf16[{whole}] = {}\n%x1: bf16[{whole}] = mul %x0, %w\n%x2: f32[{whole}] = cast %x1\n",
+         %x0: bf16[{whole}] = {}\n%x1: bf16[{whole}] = mul %x0, %w\n%x2: f32[{whole}] = cast %x1\n\
+         %x3: f32[{whole}] = add %x2, %even\n",
         r.pick(&["take %table, %at axis=0", "abs %i"])
     );
     let count = 1 + r.below(3);
     for k in 0..count {
-        let (operand, dtype) = r.pick(&[("%x1", "bf16"), ("%x2", "f32"), ("%x2", "f32")]);
+        let (operand, dtype) = r.pick(&[("%x1", "bf16"), ("%x2", "f32"), ("%x3", "f32")]);
         let op = r.pick(&["sum", "mean", "max", "min"]);
         text.push_str(&format!(
             "%y{k}: {dtype}[{reduced}] = reduce {operand} op={op} axes=[{axis}] keep={keep}\n\
              %z{k}: f32[{reduced}] = cast %y{k}\n"
         ));
     }
-    text.push_str(&format!("%u: f32[{reduced}] = max %z0, %r\n%v: f32[{reduced}] = max %u, %s\n"));
+    text.push_str(&format!("%u: f32[{reduced}] = max %z0, %r\n%v: f32[{reduced}] = max %u, %odd\n"));
     for k in 1..count {
         text.push_str(&format!("%t{k}: f32[{reduced}] = max %z{k}, %v\n"));
     }

@@ -344,6 +344,8 @@ def _scalar(given) -> dict:
 def _tensor_meta(value: torch.Tensor) -> dict:
     if value.layout != torch.strided:
         raise _Unwritable(f"expected the strided layout, found {value.layout}")
+    if value.is_conj() or value.is_neg():
+        raise _Unwritable("expected a tensor without a pending conjugation or negation")
     return {
         "dtype": _dtype(value.dtype),
         "sizes": [_number(size) for size in value.shape],

@@ -272,7 +272,7 @@ impl LoopBody {
         width
     }
 
-    /// The largest such number that divides the last axis.
+    /// The largest [`width`](Self::width) that divides the last axis.
     pub(super) fn row_access_width(&self) -> usize {
         let n = self.shape.last().copied().unwrap_or(1);
         let mut width = self.width();
@@ -293,9 +293,15 @@ impl LoopBody {
         strided_reads::read_window(&operand, width)
     }
 
-    /// How the load with this index reads `width` neighbours. The first load of interleaved ones reads the
+    /// How the load with this index reads `width` neighbours. The first of the used loads that are interleaved reads the
     /// window for all.
-    pub(super) fn neighbour_access(&self, index: usize, load: &Load, width: usize) -> NeighbourAccess {
+    pub(super) fn neighbour_access(
+        &self,
+        index: usize,
+        load: &Load,
+        width: usize,
+        is_used: impl Fn(usize) -> bool,
+    ) -> NeighbourAccess {
         match load.strides.last() {
             None | Some(0) => return NeighbourAccess::Shared,
             Some(1) => return NeighbourAccess::Vector,
@@ -303,7 +309,7 @@ impl LoopBody {
         }
         let Some(mut window) = self.read_window(load, width) else { return NeighbourAccess::Single };
         let mut reader = index;
-        for (i, other) in self.loads() {
+        for (i, other) in self.loads().filter(|(i, _)| is_used(*i)) {
             let is_same_place = other.kind == load.kind
                 && other.strides == load.strides
                 && other.terms.iter().map(IndexTerm::place).eq(load.terms.iter().map(IndexTerm::place));

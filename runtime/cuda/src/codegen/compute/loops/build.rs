@@ -18,8 +18,7 @@ use super::element;
 use super::reduction::ReductionList;
 use crate::error::Result;
 
-/// A loop nest over a space whose axes from `split` on are within a row. With reductions, these axes are reduced, or
-/// the axis before them.
+/// Builds the body of a loop nest over `shape`. `axis` is the reduced axis: the last one, or the one before.
 pub(in super::super) struct LoopBuilder<'a> {
     pub body: LoopBody,
     pub(super) shape: &'a [usize],

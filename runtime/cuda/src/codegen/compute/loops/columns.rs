@@ -14,7 +14,7 @@ use super::reduction::{Pass, Reduction, ReductionOp};
 use crate::codegen::command::GpuCommand;
 use crate::device::launch::KernelLaunch;
 
-const THREADS: usize = 256;
+const THREADS_PER_BLOCK: usize = 256;
 /// The most terms whose loads are all issued before the first is used.
 const UNROLLED_TERMS: usize = 8;
 
@@ -54,7 +54,12 @@ pub(super) fn lower(
     l.source.prelude(text::ROWS_SOURCE);
     let entry = l.source.function("columns", text);
     let params = nest.body.parameter_values(l);
-    Some(vec![GpuCommand::Kernel(KernelLaunch::flat(entry, vectors.div_ceil(THREADS), THREADS, params))])
+    Some(vec![GpuCommand::Kernel(KernelLaunch::flat(
+        entry,
+        vectors.div_ceil(THREADS_PER_BLOCK),
+        THREADS_PER_BLOCK,
+        params,
+    ))])
 }
 
 impl LoopBuilder<'_> {
@@ -92,7 +97,7 @@ impl ColumnKernel<'_> {
         let (nest, width) = (self.nest, self.width);
         let last_axis = self.axis + 1;
         let mut out = format!(
-            "    typedef {} O;\n    u64 t = (u64)blockIdx.x * {THREADS}u + threadIdx.x;\n    if (t >= {vectors}ull) return;\n",
+            "    typedef {} O;\n    u64 t = (u64)blockIdx.x * {THREADS_PER_BLOCK}u + threadIdx.x;\n    if (t >= {vectors}ull) return;\n",
             nest.body.offset_type()
         );
         let _ = writeln!(out, "    const O at{last_axis} = (O)(t % {columns}u) * {width}; t /= {columns}u;");
@@ -115,7 +120,7 @@ impl ColumnKernel<'_> {
             out.push_str("    return;\n    }\n");
         }
         self.emit_results(&mut out, Pass::First);
-        function_text(THREADS, &nest.body.parameters(), &out)
+        function_text(THREADS_PER_BLOCK, &nest.body.parameters(), &out)
     }
 
     /// Emits the combination of the terms into the accumulators `a0`, `a1`, ….

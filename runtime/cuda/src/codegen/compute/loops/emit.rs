@@ -7,13 +7,13 @@ use super::body::{Definition, Load, LoopBody, LoopValue, NeighbourAccess, linear
 /// How an access has a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ValueUse {
-    /// Not at all, or as a variable that is already declared.
+    /// Unused, or already declared outside of the access.
     Absent,
-    /// It is loaded or computed.
+    /// Loaded or computed.
     Computed,
-    /// So, and kept in a register for later accesses to the same positions.
+    /// Loaded or computed, and kept in a register for later accesses to the same positions.
     Kept,
-    /// It was kept.
+    /// Kept in a register by an earlier access.
     Register,
 }
 
@@ -80,7 +80,7 @@ impl LoopBody {
         if access.uses[i] != ValueUse::Computed {
             return format!("x{i}[i].e[j]");
         }
-        match self.neighbour_access(i, load, access.width) {
+        match self.neighbour_access(i, load, access.width, |i| access.uses[i] != ValueUse::Absent) {
             NeighbourAccess::Shared => format!("x{i}"),
             NeighbourAccess::Vector | NeighbourAccess::Single => format!("x{i}.e[j]"),
             NeighbourAccess::Window { reader, window } => window.element_text(&format!("x{reader}")),
@@ -113,7 +113,7 @@ impl LoopBody {
             ValueUse::Kept => (String::new(), format!("x{i}[i]")),
             _ => (format!("        Few<{kind}, {width}> x{i};\n"), format!("x{i}")),
         };
-        let _ = match self.neighbour_access(i, load, width) {
+        let _ = match self.neighbour_access(i, load, width, |i| access.uses[i] != ValueUse::Absent) {
             NeighbourAccess::Shared if declared.is_empty() => {
                 writeln!(out, "        for (int j = 0; j < {width}; j++) {name}.e[j] = *({element});")
             }

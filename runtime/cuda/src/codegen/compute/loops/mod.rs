@@ -1,4 +1,4 @@
-//! Loop nests: all dispatches of the form `loop`, and the single ops that are one: element-wise ops, softmax and norms.
+//! Loop nests: all dispatches of the form `loop`, and the single ops that are loops: element-wise ops, softmax and norms.
 //!
 //! ```text
 //! steps ──build──► body over a space ──┬─ nothing is reduced ──► flat
@@ -6,8 +6,8 @@
 //!                                      └─ the axis before ─────► columns
 //! ```
 //!
-//! [`LoopBuilder`] makes one [`LoopBody`] of all steps: loads, statements, reductions and stores over one space. The
-//! three generators differ in how threads pass over the space; they share the text of an access ([`emit`]).
+//! A `LoopBuilder` makes one `LoopBody` of all steps: loads, statements, reductions and stores over one space. The
+//! three generators differ in how threads pass over the space. They share the text of an access (`emit`).
 
 mod body;
 mod build;

@@ -5,10 +5,10 @@
 //! phases need, or values that are computed from them, in registers. If rows are too long for this, each phase reads its
 //! operands again, from the cache. Values that are one number per row are computed once, by all threads of the group.
 //!
-//! Memory is overwritten only after all threads of the group have read it. Results with the row's shape are stored in
-//! the last phase, each element by the thread that reads it, or in the phase that computes them if they are in place of
-//! no operand. Results with one number per row are stored after the last phase; such operands are loaded before the
-//! first reduction synchronizes.
+//! Memory is overwritten only after all threads of the group have read it. A result with the row's shape that
+//! lies on no operand is stored in the first phase that computes it. Any other is stored in the last phase, each element
+//! by the thread that reads it. Results with one number per row are stored after the last phase; operands with one
+//! number per row are loaded before the first reduction synchronizes.
 
 use std::fmt::Write as _;
 
