@@ -1,8 +1,7 @@
 //! Dispatches: sets of nodes that run as one step.
 //!
 //! A [`Dispatch`](crate::Dispatch) is a consecutive run of nodes of a program, and the
-//! [`DispatchForm`](crate::DispatchForm) of the kernel that
-//! executes them. Everything else treats it as one step. The step reads its operands, the values that other
+//! [`DispatchForm`](crate::DispatchForm) of the kernel that executes them. Everything else treats it as one step. The step reads its operands, the values that other
 //! steps define, and writes its results, the values that have memory. A value that only nodes of the dispatch
 //! read is *internal* and has no memory if the form keeps it internal, as each form below says.
 //!

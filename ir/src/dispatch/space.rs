@@ -7,7 +7,7 @@ use crate::infer::broadcast_shapes;
 use crate::op::Op;
 use crate::symbol::SymbolTable;
 
-/// The iteration space of a [`DispatchForm::Loop`](super::DispatchForm::Loop).
+/// The iteration space of a [`DispatchForm::Loop`](crate::DispatchForm::Loop).
 #[derive(Clone, Copy, Debug)]
 pub struct LoopSpace<'a> {
     pub shape: &'a [Dim],
