@@ -20,7 +20,7 @@ use std::fmt;
 use crate::dim::{Dim, SymbolBindings};
 use crate::graph::{Graph, Node, ValueDef};
 use crate::ids::{NodeId, ValueId};
-use crate::op::Op;
+use crate::op::{ExtentRule, Op};
 use crate::positions::{IntegerRange, PositionCache, constant_elements};
 use crate::symbol::SymbolTable;
 use crate::text::op_name;
@@ -92,42 +92,32 @@ impl BoundsChecks {
     fn add_extent_checks(&mut self, graph: &Graph, id: NodeId, node: &Node) {
         let (Some(&x), Some(&y)) = (node.inputs.first(), node.outputs.first()) else { return };
         let result = &graph.ty(y).shape;
-        match &node.op {
+        let mut add = |axis, required, counts| {
+            self.push_check(graph, BoundsCheck { node: id, operand: x, axis, required, counts });
+        };
+        match node.op.facts().extents {
+            ExtentRule::Any => {}
             // Frontends state a requirement as a slice of an iota.
-            Op::Slice { axis, start, step: 1 } if start.as_const() == Some(0) && is_unit_iota(graph, x) => {
-                let required = BoundsCondition::AtLeast(result[*axis].clone());
-                self.push_check(
-                    graph,
-                    BoundsCheck { node: id, operand: x, axis: *axis, required, counts: vec![] },
-                );
+            ExtentRule::PositionsOfOperand { axis, start, step: 1 }
+                if start.as_const() == Some(0) && is_unit_iota(graph, x) =>
+            {
+                add(axis, BoundsCondition::AtLeast(result[axis].clone()), vec![]);
             }
-            Op::Slice { axis, start, step } => {
-                let count = result[*axis].clone();
-                let last_position = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(*step);
-                let required = BoundsCondition::Within(IntegerRange::new(start.clone(), last_position));
-                self.push_check(
-                    graph,
-                    BoundsCheck { node: id, operand: x, axis: *axis, required, counts: vec![count] },
-                );
+            ExtentRule::PositionsOfOperand { axis, start, step } => {
+                let count = result[axis].clone();
+                let last_position = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(step);
+                let read = IntegerRange::new(start.clone(), last_position);
+                add(axis, BoundsCondition::Within(read), vec![count]);
             }
-            Op::TopK { axis, .. } => {
-                let required = BoundsCondition::AtLeast(result[*axis].clone());
-                self.push_check(
-                    graph,
-                    BoundsCheck { node: id, operand: x, axis: *axis, required, counts: vec![] },
-                );
+            ExtentRule::AtMostOperand { axis } => {
+                add(axis, BoundsCondition::AtLeast(result[axis].clone()), vec![]);
             }
-            Op::GatherElements { axis } | Op::ScatterElements { axis, .. } => {
+            ExtentRule::IndexAtMostOperand { except } => {
                 let index = &graph.ty(node.inputs[1]).shape;
-                for (a, extent) in index.iter().enumerate().filter(|(a, _)| a != axis) {
-                    let required = BoundsCondition::AtLeast(extent.clone());
-                    self.push_check(
-                        graph,
-                        BoundsCheck { node: id, operand: x, axis: a, required, counts: vec![] },
-                    );
+                for (axis, extent) in index.iter().enumerate().filter(|(axis, _)| *axis != except) {
+                    add(axis, BoundsCondition::AtLeast(extent.clone()), vec![]);
                 }
             }
-            _ => {}
         }
     }
 

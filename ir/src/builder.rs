@@ -11,7 +11,6 @@ use crate::graph::{Graph, GraphOutput, GroupDef, GroupMembers, InputKind, Output
 use crate::ids::{GroupId, ValueId};
 use crate::infer;
 use crate::op::Op;
-use crate::route::{Route, RouteScope};
 use crate::symbol::{Symbol, SymbolId};
 use crate::tensor::Tensor;
 use crate::text::with_symbol_names;
@@ -172,14 +171,10 @@ impl GraphBuilder {
         if let Some(v) = inputs.iter().find(|&&v| graph.values.get(v).is_none()) {
             return Err(self.reference_error(name, "value", v, graph.values.len()));
         }
+        if let Some(group) = op.group().filter(|group| graph.groups.get(*group).is_none()) {
+            return Err(self.reference_error(name, "group", &group, graph.groups.len()));
+        }
         match op {
-            Op::Collective(Collective { group, .. })
-            | Op::Shard { group, .. }
-            | Op::Route(Route { scope: RouteScope::Group(group), .. })
-                if graph.groups.get(*group).is_none() =>
-            {
-                Err(self.reference_error(name, "group", group, graph.groups.len()))
-            }
             Op::Custom(id) if graph.customs.get(*id).is_none() => {
                 Err(self.reference_error(name, "custom op", id, graph.customs.len()))
             }

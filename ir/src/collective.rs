@@ -510,7 +510,10 @@ impl CollectiveVariant {
             symmetric_operand: false,
             symmetric_result: false,
             // Sends and receives form one group of calls; their order is up to the library.
-            in_place: !matches!(kind, K::AllToAll(_) | K::Permute { .. }) && !kind.exchanges_rows(),
+            in_place: matches!(
+                kind,
+                K::AllReduce(_) | K::AllGather | K::ReduceScatter(_) | K::Broadcast { .. }
+            ),
             same_bits: true,
         };
         let window = Contract { symmetric_operand: true, symmetric_result: true, ..library };
@@ -665,6 +668,19 @@ pub fn landing_zone_bytes(bytes: u64, n: u64, ll: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::types::DType;
+
+    #[test]
+    fn samples_have_every_name_and_a_sender_where_one_rank_sends() {
+        let kinds = CollectiveKind::sample_kinds(2);
+        for name in CollectiveName::ALL {
+            assert!(kinds.iter().any(|kind| kind.collective_name() == *name), "{name}");
+        }
+        for kind in kinds {
+            let is_sent = kind.facts().preserves_positions() && !kind.facts().reduces;
+            assert_eq!(kind.sender_to(1).is_some(), is_sent, "{kind:?}");
+            assert_eq!(kind.send_pairs(2).is_some(), is_sent, "{kind:?}");
+        }
+    }
 
     #[test]
     fn pairs_exclude_ranks_that_send_to_themselves() {

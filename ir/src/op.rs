@@ -330,94 +330,114 @@ impl Op {
         indices.collect()
     }
 
+    /// The operands whose elements are the elements of the results, for a node with `operands` operands. `None`
+    /// if the op computes elements. The value of an [`Op::Pad`], and the zeros of a collective, are of no operand.
+    pub fn moved_operands(&self, operands: usize) -> Option<Vec<usize>> {
+        let others = |k: &usize| !matches!(self.operand_use(*k), OperandUse::Index { .. });
+        let moved: Vec<usize> = (0..operands).filter(others).collect();
+        moved.iter().all(|&k| self.operand_use(k).is_moved()).then_some(moved)
+    }
+
     pub fn operand_use(&self, k: usize) -> OperandUse {
         self.facts().operands[k.min(2)]
     }
 
     pub fn facts(&self) -> OpFacts<'_> {
+        use ExtentRule::*;
         use OperandUse::*;
         use RejectedData::*;
         use RoundingEffect::*;
-        let row = |operands, rounding, results, cost, refuses| OpFacts {
+        let row = |operands, rounding, results, cost, rejected_data, extents| OpFacts {
             operands,
             rounding,
             results,
             cost,
-            rejected_data: refuses,
+            rejected_data,
+            extents,
+            group: None,
         };
+        let single = |operands, rounding, rejected_data, extents| {
+            row(operands, [rounding; 2], 1, OpCost::Bytes, rejected_data, extents)
+        };
+        let in_group = |group, facts| OpFacts { group, ..facts };
         let index = |axis: &usize, first| Index { axis: *axis, first };
         match self {
-            Op::Full(_) | Op::Iota { .. } => row([Absent; 3], [Keeps; 2], 1, OpCost::Bytes, Nothing),
-            Op::Unary(op) => row([Element; 3], [op.rounding(); 2], 1, OpCost::Bytes, Nothing),
-            Op::Binary(op) => row([Element; 3], [op.rounding(); 2], 1, OpCost::Bytes, op.rejected_data(None)),
+            Op::Full(_) | Op::Iota { .. } => single([Absent; 3], Keeps, Nothing, Any),
+            Op::Unary(op) => single([Element; 3], op.rounding(), Nothing, Any),
+            Op::Binary(op) => single([Element; 3], op.rounding(), op.rejected_data(None), Any),
             Op::BinaryScalar { op, scalar, scalar_left } => {
                 let divisor = (!scalar_left).then_some(*scalar);
-                row([Element; 3], [op.rounding(); 2], 1, OpCost::Bytes, op.rejected_data(divisor))
+                single([Element; 3], op.rounding(), op.rejected_data(divisor), Any)
             }
-            Op::Select => row([Element; 3], [Keeps; 2], 1, OpCost::Bytes, Nothing),
-            Op::Cast => row([Element; 3], [Converts; 2], 1, OpCost::Bytes, Nothing),
+            Op::Select => single([Element; 3], Keeps, Nothing, Any),
+            Op::Cast => single([Element; 3], Converts, Nothing, Any),
 
-            Op::MatMul { .. } => row([Combined; 3], [Accumulates; 2], 1, OpCost::Product, Nothing),
+            Op::MatMul { .. } => row([Combined; 3], [Accumulates; 2], 1, OpCost::Product, Nothing, Any),
             Op::GroupedMatMul => {
-                row([Combined, Matrices, Counts], [Accumulates; 2], 1, OpCost::GroupedProduct, Positions)
+                row([Combined, Matrices, Counts], [Accumulates; 2], 1, OpCost::GroupedProduct, Positions, Any)
             }
             Op::Route(route) => {
                 let ids = ExpertIds { experts: route.experts };
-                row([ids, Absent, Absent], [Steps; 2], 5, OpCost::Sort, Positions)
+                let facts = row([ids, Absent, Absent], [Steps; 2], 5, OpCost::Sort, Positions, Any);
+                in_group(route.group(), facts)
             }
-            Op::Reduce { op, axes, .. } => {
-                row([Combined; 3], [op.rounding(); 2], 1, OpCost::Bytes, op.rejected_data(axes))
+            Op::Reduce { op, axes, .. } => single([Combined; 3], op.rounding(), op.rejected_data(axes), Any),
+            Op::ArgReduce { axis, .. } => {
+                single([Combined; 3], Steps, NoElements { axes: std::slice::from_ref(axis) }, Any)
             }
-            Op::ArgReduce { axis, .. } => row(
-                [Combined; 3],
-                [Steps; 2],
-                1,
-                OpCost::Bytes,
-                NoElements { axes: std::slice::from_ref(axis) },
-            ),
-            Op::CumSum { .. } | Op::Softmax { .. } => {
-                row([Row; 3], [Accumulates; 2], 1, OpCost::Bytes, Nothing)
-            }
+            Op::CumSum { .. } | Op::Softmax { .. } => single([Row; 3], Accumulates, Nothing, Any),
             Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::RotaryEmbedding { .. } => {
-                row([Row, Combined, Combined], [Accumulates; 2], 1, OpCost::Bytes, Nothing)
+                single([Row, Combined, Combined], Accumulates, Nothing, Any)
             }
             Op::Attention { bounds, log_sum_exp, .. } => {
                 let results = 1 + usize::from(*log_sum_exp);
-                row([Combined; 3], [Accumulates; 2], results, OpCost::Attention { bounds }, Nothing)
+                row([Combined; 3], [Accumulates; 2], results, OpCost::Attention { bounds }, Nothing, Any)
             }
             Op::AttentionGradient { bounds, .. } => {
-                row([Combined; 3], [Accumulates; 2], 3, OpCost::AttentionGradient { bounds }, Nothing)
+                row([Combined; 3], [Accumulates; 2], 3, OpCost::AttentionGradient { bounds }, Nothing, Any)
             }
             Op::Permuted { op, .. } => op.facts(),
 
-            Op::Take { axis } | Op::Index { axis } | Op::GatherElements { axis } => {
+            Op::Take { axis } | Op::Index { axis } => {
                 let indices = index(axis, 1);
-                row([Selected, indices, indices], [Keeps; 2], 1, OpCost::Bytes, Positions)
+                single([Selected, indices, indices], Keeps, Positions, Any)
+            }
+            Op::GatherElements { axis } => {
+                let operands = [Selected, index(axis, 1), Absent];
+                let extents = IndexAtMostOperand { except: *axis };
+                single(operands, Keeps, Positions, extents)
             }
             Op::ScatterElements { axis, combine } => {
                 let updated = Updated { is_read: combine.is_some() };
                 let rounding = combine.map_or(Keeps, ReductionKind::rounding);
-                row([updated, index(axis, 1), Stored], [rounding; 2], 1, OpCost::Bytes, Positions)
+                let operands = [updated, index(axis, 1), Stored];
+                let extents = IndexAtMostOperand { except: *axis };
+                single(operands, rounding, Positions, extents)
             }
             Op::IndexAdd { axis } => {
                 let updated = Updated { is_read: true };
-                row([updated, index(axis, 1), Stored], [Accumulates; 2], 1, OpCost::Bytes, Positions)
+                single([updated, index(axis, 1), Stored], Accumulates, Positions, Any)
             }
             Op::IndexPut { axis, accumulate } => {
                 let rounding = if *accumulate { Accumulates } else { Keeps };
                 let updated = Updated { is_read: *accumulate };
-                row([updated, Stored, index(axis, 2)], [rounding; 2], 1, OpCost::Bytes, Positions)
+                single([updated, Stored, index(axis, 2)], rounding, Positions, Any)
             }
 
             // The sorted values are continuous in the operand; their positions are not.
-            Op::TopK { .. } | Op::Sort { .. } => row([Combined; 3], [Keeps, Steps], 2, OpCost::Sort, Nothing),
-
-            Op::Concat { .. } | Op::Pad { .. } => row([Moved; 3], [Keeps; 2], 1, OpCost::Bytes, Nothing),
-            Op::Shard { .. } => row([Selected; 3], [Keeps; 2], 1, OpCost::Bytes, Nothing),
-            Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => {
-                row([Moved; 3], [Keeps; 2], 1, OpCost::Bytes, Nothing)
+            Op::TopK { axis, .. } => {
+                row([Combined; 3], [Keeps, Steps], 2, OpCost::Sort, Nothing, AtMostOperand { axis: *axis })
             }
-            Op::Copy => row([Kept; 3], [Keeps; 2], 1, OpCost::Bytes, Nothing),
+            Op::Sort { .. } => row([Combined; 3], [Keeps, Steps], 2, OpCost::Sort, Nothing, Any),
+
+            Op::Concat { .. } | Op::Pad { .. } => single([Moved; 3], Keeps, Nothing, Any),
+            Op::Shard { group, .. } => in_group(Some(*group), single([Selected; 3], Keeps, Nothing, Any)),
+            Op::Reshape | Op::Permute { .. } | Op::Expand => single([Moved; 3], Keeps, Nothing, Any),
+            Op::Slice { axis, start, step } => {
+                let read = PositionsOfOperand { axis: *axis, start, step: *step };
+                single([Moved; 3], Keeps, Nothing, read)
+            }
+            Op::Copy => single([Kept; 3], Keeps, Nothing, Any),
 
             Op::Collective(c) => {
                 let first = if c.kind.facts().reduces { Combined } else { Moved };
@@ -426,10 +446,12 @@ impl Op {
                 let weighted = matches!(c.kind, CollectiveKind::CombineRows | CollectiveKind::ReduceRows);
                 let third = if weighted { Combined } else { Counts };
                 let refuses = if c.kind.moves_by_data() { Positions } else { Nothing };
-                row([first, Counts, third], [c.kind.rounding(); 2], results, OpCost::Bytes, refuses)
+                let operands = [first, Counts, third];
+                let facts = row(operands, [c.kind.rounding(); 2], results, OpCost::Bytes, refuses, Any);
+                in_group(Some(c.group), facts)
             }
             Op::Opaque { .. } | Op::Custom(_) => {
-                row([OperandUse::Unknown; 3], [RoundingEffect::Unknown; 2], 1, OpCost::Bytes, Nothing)
+                single([OperandUse::Unknown; 3], RoundingEffect::Unknown, Nothing, Any)
             }
         }
     }
@@ -437,19 +459,18 @@ impl Op {
     /// The group whose cells its results depend on: the group of a collective, an [`Op::Shard`] or an
     /// [`Op::Route`].
     pub fn group(&self) -> Option<GroupId> {
-        match self {
-            Op::Collective(c) => Some(c.group),
-            Op::Shard { group, .. } => Some(*group),
-            Op::Route(route) => route.group(),
-            _ => None,
-        }
+        self.facts().group
     }
 
     pub fn group_mut(&mut self) -> Option<&mut GroupId> {
+        let group = self.group();
         match self {
             Op::Collective(c) => Some(&mut c.group),
             Op::Shard { group, .. } | Op::Route(Route { scope: RouteScope::Group(group), .. }) => Some(group),
-            _ => None,
+            _ => {
+                debug_assert_eq!(group, None, "the op has a group that cannot be changed");
+                None
+            }
         }
     }
 
@@ -472,6 +493,9 @@ pub struct OpFacts<'a> {
     pub results: usize,
     pub cost: OpCost<'a>,
     pub rejected_data: RejectedData<'a>,
+    pub extents: ExtentRule<'a>,
+    /// As [`Op::group`].
+    pub group: Option<GroupId>,
 }
 
 /// How the elements of an operand are used.
@@ -586,6 +610,27 @@ pub enum RejectedData<'a> {
     /// No value is an error, but a reduction over axes without elements is.
     NoElements {
         axes: &'a [usize],
+    },
+}
+
+/// The extents that are an error although they satisfy the typing rule, because the op would read outside of
+/// its first operand. Whether they do may depend on the sizes of a run.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum ExtentRule<'a> {
+    Any,
+    /// Every position of the result along `axis` reads the position `start + i * step` of the operand.
+    PositionsOfOperand {
+        axis: usize,
+        start: &'a Dim,
+        step: i64,
+    },
+    /// The results have at most as many positions along `axis` as the operand.
+    AtMostOperand {
+        axis: usize,
+    },
+    /// The second operand has at most as many positions as the first along all axes but one.
+    IndexAtMostOperand {
+        except: usize,
     },
 }
 

@@ -20,7 +20,6 @@ use crate::graph::{Graph, ValueDef};
 use crate::ids::{GroupId, ValueId};
 use crate::numerics::RoundingEffect;
 use crate::op::Op;
-use crate::route::{Route, RouteScope};
 use crate::types::DType;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -114,17 +113,15 @@ impl Replication {
             Some(common.map_or_else(|| x.clone(), |common| common.intersect(x)))
         });
         let common = common.unwrap_or_else(|| Replication::full(ranks));
-        match op {
-            Op::Shard { group, .. } | Op::Route(Route { scope: RouteScope::Group(group), .. }) => {
-                CellMembership::new(graph, *group).map(|cells| cells.shard(&common))
-            }
-            Op::Collective(c) => {
+        let Some(group) = op.group() else { return common };
+        let Some(cells) = CellMembership::new(graph, group) else { return Replication::none(ranks) };
+        match op.as_collective() {
+            Some(c) => {
                 let dtype = inputs.first().map_or(DType::Bool, |&x| graph.ty(x).dtype);
-                CellMembership::new(graph, c.group).map(|cells| cells.collective(&c.kind, dtype, &common))
+                cells.collective(&c.kind, dtype, &common)
             }
-            _ => Some(common),
+            None => cells.shard(&common),
         }
-        .unwrap_or_else(|| Replication::none(ranks))
     }
 }
 

@@ -292,7 +292,7 @@ pub fn write_i64(dtype: DType, data: &mut [u8], i: usize, x: i64) {
         DType::U8 => data[offset] = x as u8,
         DType::I32 => data[offset..offset + 4].copy_from_slice(&(x as i32).to_le_bytes()),
         DType::I64 => data[offset..offset + 8].copy_from_slice(&x.to_le_bytes()),
-        _ => write_f64(dtype, data, i, x as f64),
+        DType::F16 | DType::BF16 | DType::F32 | DType::F64 => write_f64(dtype, data, i, x as f64),
     }
 }
 

@@ -40,16 +40,14 @@ use std::collections::HashSet;
 use std::fmt;
 use std::slice;
 
-use crate::collective::Collective;
 use crate::dim::{self, Dim};
 use crate::dispatch;
 use crate::entity::{Entity, EntityMap};
 use crate::graph::{Graph, GraphInput, GroupDef, GroupMembers, InputKind, Node, OutputKind, ValueDef};
 use crate::ids::{InputId, NodeId, ValueId};
 use crate::infer;
-use crate::op::Op;
+use crate::op::{ExtentRule, Op};
 use crate::quote::is_identifier;
-use crate::route::{Route, RouteScope};
 use crate::text::{op_dims, op_name, with_symbol_names};
 use crate::types::{DType, TensorType};
 
@@ -212,18 +210,13 @@ impl Verifier<'_> {
 
     fn check_op_ids(&mut self, id: NodeId, op: &Op) {
         let g = self.graph;
-        match op {
-            Op::Collective(Collective { group, .. })
-            | Op::Shard { group, .. }
-            | Op::Route(Route { scope: RouteScope::Group(group), .. })
-                if g.groups.get(*group).is_none() =>
-            {
-                self.report_node(Invariant::Ids, id, unknown_id_message("group", *group, g.groups.len()));
-            }
-            Op::Custom(c) if g.customs.get(*c).is_none() => {
-                self.report_node(Invariant::Ids, id, unknown_id_message("custom op", *c, g.customs.len()));
-            }
-            _ => {}
+        if let Some(group) = op.group().filter(|group| g.groups.get(*group).is_none()) {
+            self.report_node(Invariant::Ids, id, unknown_id_message("group", group, g.groups.len()));
+        }
+        if let Op::Custom(c) = op
+            && g.customs.get(*c).is_none()
+        {
+            self.report_node(Invariant::Ids, id, unknown_id_message("custom op", *c, g.customs.len()));
         }
         let missing = op_dims(op).into_iter().flat_map(Dim::symbols).find(|&s| g.symbols.get(s).is_none());
         if let Some(s) = missing {
@@ -483,14 +476,15 @@ impl Verifier<'_> {
     /// Checks I15 for a well-typed node.
     fn check_index_bounds(&mut self, id: NodeId, op: &Op, operands: &[&TensorType], results: &[&TensorType]) {
         let symbols = &self.graph.symbols;
-        match op {
-            Op::Slice { axis, start, step } => {
-                let extent = &operands[0].shape[*axis];
-                let count = &results[0].shape[*axis];
+        match op.facts().extents {
+            ExtentRule::Any => {}
+            ExtentRule::PositionsOfOperand { axis, start, step } => {
+                let extent = &operands[0].shape[axis];
+                let count = &results[0].shape[axis];
                 if count.bounds(symbols).0 < 1 {
                     return;
                 }
-                let last_position = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(*step);
+                let last_position = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(step);
                 let below = start.bounds(symbols).1 < 0;
                 if below || extent.provably_le(&last_position, symbols) {
                     let extent = extent.display(symbols);
@@ -502,16 +496,15 @@ impl Verifier<'_> {
                     self.report_node(Invariant::Bounds, id, message);
                 }
             }
-            Op::TopK { axis, .. } => {
-                self.check_at_most(id, &results[0].shape[*axis], &operands[0].shape[*axis]);
+            ExtentRule::AtMostOperand { axis } => {
+                self.check_at_most(id, &results[0].shape[axis], &operands[0].shape[axis]);
             }
-            Op::GatherElements { axis } | Op::ScatterElements { axis, .. } => {
-                let index = operands[1].shape.iter().enumerate().filter(|(a, _)| a != axis);
+            ExtentRule::IndexAtMostOperand { except } => {
+                let index = operands[1].shape.iter().enumerate().filter(|(a, _)| *a != except);
                 for (a, extent) in index {
                     self.check_at_most(id, extent, &operands[0].shape[a]);
                 }
             }
-            _ => {}
         }
     }
 

@@ -44,14 +44,12 @@ pub use seed::{SeedConfig, SeedScope, SeededInputs, seeded_inputs};
 pub use spread::NoiseSpread;
 
 use crate::Graph;
-use crate::collective::Collective;
 use crate::dim::SymbolBindings;
 use crate::entity::{Entity, EntityMap};
 use crate::graph::{GroupMembers, ValueDef};
 use crate::ids::{CustomId, GroupId, NodeId, ValueId};
 use crate::infer;
 use crate::op::Op;
-use crate::route::{Route, RouteScope};
 use crate::tensor::Tensor;
 use crate::text::{op_name, with_symbol_names};
 use crate::types::{DType, TensorType};
@@ -347,19 +345,16 @@ fn check_types(graph: &Graph) -> Result<(), InterpError> {
             let message = with_symbol_names(&message, &graph.symbols);
             InterpError::Type { node: graph.node_name(id).to_string(), op: op_name(&node.op), message }
         };
-        let n = match &node.op {
-            Op::Collective(Collective { group, .. })
-            | Op::Shard { group, .. }
-            | Op::Route(Route { scope: RouteScope::Group(group), .. })
-                if graph.groups.get(*group).is_none() =>
-            {
-                return Err(error("the group of the node does not exist".to_string()));
-            }
-            Op::Custom(custom) if graph.customs.get(*custom).is_none() => {
-                return Err(error("the custom op is not registered with the graph".to_string()));
-            }
-            op => op.group().and_then(|group| graph.group_size(group)),
-        };
+        let group = node.op.group();
+        if group.is_some_and(|group| graph.groups.get(group).is_none()) {
+            return Err(error("the group of the node does not exist".to_string()));
+        }
+        if let Op::Custom(custom) = node.op
+            && graph.customs.get(custom).is_none()
+        {
+            return Err(error("the custom op is not registered with the graph".to_string()));
+        }
+        let n = group.and_then(|group| graph.group_size(group));
         let operands: Vec<&TensorType> = node.inputs.iter().map(|&v| graph.ty(v)).collect();
         let results: Vec<&TensorType> = node.outputs.iter().map(|&v| graph.ty(v)).collect();
         infer::check_types(&node.op, &operands, &results, n).map_err(error)?;

@@ -59,23 +59,11 @@ impl PositionFacts<'_> {
                 Some(IntegerRange::of_positions(&extent(*axis)?))
             }
             Op::ArgReduce { axis, .. } => Some(IntegerRange::of_positions(&extent(*axis)?)),
-            Op::TopK { .. }
-            | Op::Sort { .. }
-            | Op::Reshape
-            | Op::Permute { .. }
-            | Op::Slice { .. }
-            | Op::Expand
-            | Op::Copy
-            | Op::Cast
-            | Op::Shard { .. }
-            | Op::Take { .. }
-            | Op::Index { .. }
-            | Op::GatherElements { .. }
-            | Op::Reduce { op: ReductionKind::Max | ReductionKind::Min, .. } => self.range(inputs[0]),
-            Op::Concat { .. } => self.union_of_ranges(inputs),
+            Op::TopK { .. } | Op::Sort { .. } => self.range(inputs[0]),
+            Op::Cast | Op::Reduce { op: ReductionKind::Max | ReductionKind::Min, .. } => {
+                self.range(inputs[0])
+            }
             Op::Select => self.range_of_selection(value, inputs),
-            Op::IndexPut { accumulate: false, .. } => self.union_of_ranges(&inputs[..2]),
-            Op::ScatterElements { combine: None, .. } => self.union_of_ranges(&[inputs[0], inputs[2]]),
             Op::BinaryScalar { op, scalar: Scalar::Int(s), scalar_left: false } => {
                 match self.range(inputs[0]) {
                     Some(x) => range_of_scalar_op(*op, &x, *s),
@@ -84,32 +72,14 @@ impl PositionFacts<'_> {
             }
             Op::Reduce { op: ReductionKind::Sum, axes, .. } => self.range_of_sums(inputs[0], axes),
             Op::CumSum { axis } => self.range_of_sums(inputs[0], &[*axis]),
-            // All ranks run the same program.
-            Op::Collective(c) if c.kind == CollectiveKind::AllGather => self.range(inputs[0]),
-            // Positions are in exact forms. The others show no range.
-            Op::Full(_)
-            | Op::Iota { .. }
-            | Op::Unary(_)
-            | Op::Binary(_)
-            | Op::BinaryScalar { .. }
-            | Op::MatMul { .. }
-            | Op::GroupedMatMul
-            | Op::Route(_)
-            | Op::Reduce { .. }
-            | Op::Softmax { .. }
-            | Op::RmsNorm { .. }
-            | Op::LayerNorm { .. }
-            | Op::Attention { .. }
-            | Op::AttentionGradient { .. }
-            | Op::Permuted { .. }
-            | Op::RotaryEmbedding { .. }
-            | Op::ScatterElements { .. }
-            | Op::IndexAdd { .. }
-            | Op::IndexPut { .. }
-            | Op::Pad { .. }
-            | Op::Collective(_)
-            | Op::Opaque { .. }
-            | Op::Custom(_) => None,
+            // All ranks run the same program. Other collectives may add zeros.
+            Op::Collective(c) if c.kind != CollectiveKind::AllGather => None,
+            // The facts do not show the elements that a pad adds.
+            Op::Pad { .. } => None,
+            op => {
+                let moved = op.moved_operands(inputs.len())?.into_iter().map(|k| inputs[k]);
+                self.union_of_ranges(&moved.collect::<Vec<_>>())
+            }
         }
     }
 

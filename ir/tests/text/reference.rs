@@ -43,6 +43,19 @@ fn each_op_has_one_form_and_example() {
 }
 
 #[test]
+fn ops_with_a_group_have_it_in_their_facts() {
+    let graph = parse(&examples()).unwrap();
+    let text = print(&graph);
+    let groups: Vec<bool> =
+        text.lines().filter(|line| line.contains(" = ")).map(|line| line.contains(" group=@")).collect();
+    let facts: Vec<bool> = graph.nodes.values().map(|node| node.op.group().is_some()).collect();
+    assert!(groups.ends_with(&facts) && facts.contains(&true));
+    for node in graph.nodes.values() {
+        assert_eq!(node.op.clone().group_mut().copied(), node.op.group(), "{}", op_name(&node.op));
+    }
+}
+
+#[test]
 fn operands_are_as_many_as_the_typing_rules_take() {
     let graph = parse(&examples()).unwrap();
     for form in forms() {

@@ -62,7 +62,11 @@ pub fn attribute_count(name: CollectiveName) -> usize {
         | CollectiveName::DispatchRows
         | CollectiveName::CombineRows
         | CollectiveName::ReduceRows => 1,
-        _ => 2,
+        CollectiveName::AllReduce
+        | CollectiveName::ReduceScatter
+        | CollectiveName::AllToAll
+        | CollectiveName::Broadcast
+        | CollectiveName::PermuteRanks => 2,
     }
 }
 
@@ -103,7 +107,18 @@ pub fn build_collective(
         (CollectiveName::PermuteRanks, [LangAttribute::Pairs(pairs)]) => {
             CollectiveKind::Permute { pairs: pairs.clone() }
         }
-        _ => return None,
+        (
+            CollectiveName::AllReduce
+            | CollectiveName::ReduceScatter
+            | CollectiveName::AllGather
+            | CollectiveName::DispatchRows
+            | CollectiveName::CombineRows
+            | CollectiveName::ReduceRows
+            | CollectiveName::AllToAll
+            | CollectiveName::Broadcast
+            | CollectiveName::PermuteRanks,
+            _,
+        ) => return None,
     };
     Some(Collective { kind, group: *group, variant })
 }

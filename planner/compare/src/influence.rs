@@ -176,16 +176,15 @@ fn exchange_influence(
 ) -> Vec<ValueInfluence> {
     let ranks = graph.ranks.unwrap_or(1);
     let mut out = vec![ValueInfluence::default(); ranks as usize];
+    let has_one_sender = kind.facts().preserves_positions() && !kind.facts().reduces;
     let cells = node.op.group().and_then(|group| graph.cells(group)).unwrap_or_default();
     for cell in cells {
         for (position, &rank) in cell.iter().enumerate() {
-            let senders: Vec<u32> = match kind {
-                CollectiveKind::Broadcast { root } => cell.get(*root as usize).copied().into_iter().collect(),
-                CollectiveKind::Permute { pairs } => {
-                    let sent = pairs.iter().filter(|(_, to)| *to as usize == position);
-                    sent.filter_map(|(from, _)| cell.get(*from as usize).copied()).collect()
-                }
-                _ => cell.clone(),
+            let senders: Vec<u32> = if has_one_sender {
+                let sender = kind.sender_to(position as u32).and_then(|from| cell.get(from as usize));
+                sender.copied().into_iter().collect()
+            } else {
+                cell.clone()
             };
             let passes = match kind.reduce_op() {
                 Some(op) => matches!(op, CollectiveReduceOp::Sum | CollectiveReduceOp::Avg),

@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 
 use symmc_ir::{
-    BinaryOp, CollectiveKind, CollectiveReduceOp, DType, Dim, Graph, Node, Op, OperandUse, ReductionKind,
-    Scalar, Tensor, ValueId,
+    BinaryOp, CollectiveKind, CollectiveReduceOp, DType, Dim, Graph, Node, Op, ReductionKind, Scalar, Tensor,
+    ValueId,
 };
 
 /// The least and the largest element of an integer value.
@@ -108,12 +108,8 @@ fn join_moved(node: &Node, bounds_of: &dyn Fn(usize) -> Option<IntegerBounds>) -
         Op::Collective(_) => IntegerBounds::new(0, 0),
         _ => bounds_of(0)?,
     };
-    for k in 0..node.inputs.len() {
-        match node.op.operand_use(k) {
-            operand_use if operand_use.is_moved() => out = out.join(bounds_of(k)?),
-            OperandUse::Index { .. } => {}
-            _ => return None,
-        }
+    for k in node.op.moved_operands(node.inputs.len())? {
+        out = out.join(bounds_of(k)?);
     }
     Some(out)
 }

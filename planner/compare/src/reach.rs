@@ -10,8 +10,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use symmc_ir::{
-    AllToAllSplits, CollectiveKind, DType, Graph, GraphOutput, InputKind, Node, Op, OperandUse, OutputKind,
-    Scalar, SymbolBindings, Tensor, TensorType, ValueId, interp,
+    AllToAllSplits, CollectiveKind, DType, Graph, GraphOutput, InputKind, Node, Op, OutputKind, Scalar,
+    SymbolBindings, Tensor, TensorType, ValueId, interp,
 };
 
 use crate::concrete::{ConcreteRegion, LeafOfRank, concrete_shape, estimate_work};
@@ -266,16 +266,5 @@ impl ElementReach<'_> {
 
 /// The operands whose elements an op moves, if it only moves elements. All other operands are indices or conditions.
 fn moved_operands(node: &Node) -> Option<Vec<usize>> {
-    if node.op == Op::Select {
-        return Some(vec![1, 2]);
-    }
-    let mut moved = Vec::new();
-    for k in 0..node.inputs.len() {
-        match node.op.operand_use(k) {
-            operand_use if operand_use.is_moved() => moved.push(k),
-            OperandUse::Index { .. } => {}
-            _ => return None,
-        }
-    }
-    Some(moved)
+    if node.op == Op::Select { Some(vec![1, 2]) } else { node.op.moved_operands(node.inputs.len()) }
 }

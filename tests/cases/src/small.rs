@@ -78,3 +78,28 @@ fn failing() -> Vec<OpCase> {
     out.push(make("division", Op::Binary(BinaryOp::FloorDiv), divided, KernelError::ZeroDivisor));
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use symmc_ir::CollectiveKind;
+    use symmc_ir::text::{op_name, op_names};
+
+    use super::*;
+    use crate::special;
+
+    /// Ops without a kernel, and routes, which have their own tests.
+    const OTHERS: [&str; 7] = ["permute", "slice", "expand", "shard", "opaque", "custom", "route"];
+
+    #[test]
+    fn every_op_with_a_kernel_has_a_case() {
+        let cases: BTreeSet<&str> = list().iter().chain(&special()).map(|case| op_name(&case.op)).collect();
+        let collectives: Vec<&str> =
+            CollectiveKind::sample_kinds(2).iter().map(CollectiveKind::name).collect();
+        let missing: Vec<&str> = op_names()
+            .filter(|name| !cases.contains(name) && !OTHERS.contains(name) && !collectives.contains(name))
+            .collect();
+        assert!(missing.is_empty(), "ops without a case in OP_THEMES: {missing:?}");
+    }
+}

@@ -31,12 +31,12 @@ struct SourceModule {
 }
 
 /// The code of a file without comments and tests.
-fn code(text: &str) -> String {
+pub(super) fn code(text: &str) -> String {
     let text = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     text.lines().map(|line| line.split("//").next().unwrap_or_default().to_string() + "\n").collect()
 }
 
-fn words(text: &str) -> impl Iterator<Item = &str> {
+pub(super) fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty())
 }
 

@@ -2,6 +2,7 @@
 
 mod circles;
 mod pages;
+mod recipes;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -34,7 +34,7 @@ fn prose(text: &str) -> Vec<&str> {
 }
 
 /// The spans in backticks of a line that look like paths.
-fn quoted_paths(line: &str) -> Vec<&str> {
+pub(super) fn quoted_paths(line: &str) -> Vec<&str> {
     let is_path_character = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
     let spans = line.split('`').skip(1).step_by(2);
     spans
