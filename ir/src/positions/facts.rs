@@ -24,7 +24,7 @@ use crate::entity::EntityMap;
 use crate::graph::{Graph, ValueDef};
 use crate::ids::ValueId;
 use crate::op::{BinaryOp, Op, ReductionKind, UnaryOp};
-use crate::types::{DType, FloatAttribute, Scalar, TensorType};
+use crate::types::{DType, Scalar, TensorType};
 
 /// The deepest nesting of facts that is followed.
 const MAX_DEPTH: usize = 64;
@@ -576,9 +576,7 @@ impl<'a> FormRule<'a> {
     fn cumsum(&self, axis: usize) -> Option<ElementForm> {
         let full = self.exact(0).and_then(ElementForm::as_full);
         if let Some(Scalar::Float(x)) = full {
-            // The sum of zeros of either sign begins at +0.
-            let zero = Scalar::Float(FloatAttribute(0.0));
-            return (x.0 == 0.0).then_some(ElementForm::Full(zero));
+            return (x.0 == 0.0).then_some(ElementForm::Full(Scalar::Float(x)));
         }
         let series = full.and_then(|number| {
             let mut sums = LinearExpr::constant(number.as_i64(), self.ty.rank());
