@@ -27,7 +27,8 @@ pub fn reduced_axis(op: &Op, rank: usize) -> Option<usize> {
     }
 }
 
-/// The space of a loop of these nodes: the shape of what they reduce, or of the last element-wise node.
+/// The space of a loop of these nodes: the shape of the first reduced operand or, without reductions, of the result of
+/// the last element-wise node.
 pub fn loop_space(
     graph: &Graph,
     nodes: impl DoubleEndedIterator<Item = NodeId> + Clone,
@@ -51,7 +52,7 @@ impl LoopSpace<'_> {
         self.reduced_axis.is_none_or(|axis| axis + 2 >= self.shape.len())
     }
 
-    /// Whether what is reduced has at least one element for all sizes.
+    /// Whether each reduction has at least one term for all sizes.
     pub fn has_terms(&self, symbols: &SymbolTable) -> bool {
         let reduced = self.reduced_axis.and_then(|axis| self.shape.get(axis));
         reduced.is_none_or(|extent| extent.bounds(symbols).0 >= 1)

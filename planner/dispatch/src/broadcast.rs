@@ -4,7 +4,7 @@
 //! cast takes a launch and stores a few numbers. Within the kernel each thread computes the elements that it
 //! needs.
 
-use symmc_ir::infer::broadcast_shapes;
+use symmc_ir::dispatch::LoopSpace;
 use symmc_ir::{NodeId, Op};
 
 use crate::facts::DispatchFacts;
@@ -58,8 +58,7 @@ fn can_join(facts: &DispatchFacts<'_>, unit: &Unit, node: NodeId) -> bool {
         return false;
     };
     let Some(own_shape) = facts.result_shape(node) else { return false };
-    let is_broadcast =
-        own_shape != shape && broadcast_shapes(&[own_shape, shape]).is_ok_and(|joint| joint == shape);
+    let is_broadcast = LoopSpace { shape, reduced_axis: None }.is_broadcast_shape(own_shape);
     let reads_unit = facts
         .node(node)
         .inputs

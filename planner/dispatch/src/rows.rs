@@ -16,7 +16,7 @@
 
 use std::collections::BTreeSet;
 
-use symmc_ir::dispatch::loop_space;
+use symmc_ir::dispatch::{LoopSpace, loop_space};
 use symmc_ir::machine::RowLimits;
 use symmc_ir::{Dim, NodeId, Op, ValueId};
 
@@ -142,9 +142,7 @@ fn row_of<'a>(facts: &DispatchFacts<'a>, unit: &Unit) -> Option<&'a [Dim]> {
 
 /// Whether a shape has one element per row.
 fn has_element_per_row(shape: &[Dim], row: &[Dim]) -> bool {
-    let Some((last, leading)) = shape.split_last() else { return false };
-    let Some((_, row_leading)) = row.split_last() else { return false };
-    *last == Dim::from(1) && leading == row_leading
+    LoopSpace { shape: row, reduced_axis: row.len().checked_sub(1) }.is_reduced_shape(shape)
 }
 
 /// Whether all nodes of a unit can be part of a unit of these rows.

@@ -16,6 +16,8 @@ use crate::codegen::command::{Commands, GpuCommand};
 use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam};
 use crate::error::{CudaError, Result};
 
+/// The fewest rows that threads compute one by one, if rows are adjacent in memory.
+const MIN_ADJACENT_ROWS: usize = 512;
 /// The longest row, in accesses, that a single warp computes.
 const WARP_ACCESSES: usize = 128;
 
@@ -65,22 +67,20 @@ pub(super) struct ThreadGroup {
 }
 
 impl ThreadGroup {
-    /// One thread for each row.
-    pub const SINGLE: ThreadGroup = ThreadGroup { threads: 1, block: 128, width: 1 };
-
     /// The group for rows of `n` elements. The first of these operands is read most.
     fn for_operands(rows: usize, n: usize, operands: &[&RowSplit]) -> ThreadGroup {
         let size = operands.iter().map(|s| s.dtype.size()).max().unwrap_or(8);
         let rows_are_adjacent =
             operands[0].row.last().is_some_and(|a| a.stride.unsigned_abs() < operands[0].step());
-        if n == 1 || (rows_are_adjacent && rows >= 512) {
-            return ThreadGroup::SINGLE;
-        }
-        ThreadGroup::for_contiguous(rows, n, widest_access((16 / size).max(1), operands))
+        ThreadGroup::for_rows(rows, n, rows_are_adjacent, widest_access((16 / size).max(1), operands))
     }
 
-    /// The group for rows of `n` adjacent elements, read `width` at a time.
-    pub fn for_contiguous(rows: usize, n: usize, width: usize) -> ThreadGroup {
+    /// The group for rows of `n` elements, read `width` at a time. If neighbouring rows are adjacent in memory rather
+    /// than the elements of a row, each thread computes a row.
+    pub fn for_rows(rows: usize, n: usize, rows_are_adjacent: bool, width: usize) -> ThreadGroup {
+        if n == 1 || rows_are_adjacent && rows >= MIN_ADJACENT_ROWS {
+            return ThreadGroup { threads: 1, block: 128, width: 1 };
+        }
         let accesses = n.div_ceil(width);
         let (threads, block) = if accesses <= WARP_ACCESSES && (rows >= 8 || accesses <= 64) {
             (32, 128)

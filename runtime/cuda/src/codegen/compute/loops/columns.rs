@@ -29,8 +29,8 @@ pub(super) fn lower(
     let terms_of_data = nest.reductions.0.iter().all(|r| matches!(r.op, ReductionOp::Elements(_)));
     let stores_results = nest.body.stores.iter().all(|store| store.is_reduced || nest.shape[axis] == 1);
     let before = nest.values_before(nest.reductions.0.iter().map(|r| r.operand));
-    let depends = |value: LoopValue| matches!(nest.body.values[value.0], Definition::Reduced { .. });
-    let is_one_pass = (0..before.len()).all(|i| before[i] == ValueUse::Absent || !depends(LoopValue(i)));
+    let mut used = nest.body.values.iter().zip(&before).filter(|(_, usage)| **usage != ValueUse::Absent);
+    let is_one_pass = used.all(|(definition, _)| !matches!(definition, Definition::Reduced { .. }));
     if !terms_of_data || !stores_results || !is_one_pass || nest.body.has_divisor() {
         return None;
     }

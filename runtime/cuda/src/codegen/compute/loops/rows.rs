@@ -28,8 +28,6 @@ const MAX_KEPT_BYTES: [usize; 2] = [192, 128];
 /// The accesses of a loop that are issued together if nothing is kept: of a thread with others, and of a thread that
 /// computes a row alone.
 const UNROLLED_ACCESSES: [usize; 2] = [2, 16];
-/// The fewest rows that threads compute one by one, if rows are adjacent in memory.
-const MIN_ADJACENT_ROWS: usize = 512;
 
 /// The kernel of a loop whose axes from `split` on are within a row; `None` if it has another form.
 pub(super) fn lower(
@@ -57,18 +55,14 @@ pub(super) fn lower(
     Some(vec![GpuCommand::Kernel(KernelLaunch::flat(entry, group.blocks(rows), group.block, params))])
 }
 
-/// The threads of a row. If the elements of a row are apart and those of neighbouring rows are adjacent, each thread
-/// computes a row.
+/// The threads of a row.
 fn thread_group(body: &LoopBody, split: usize, rows: usize, n: usize) -> ThreadGroup {
     let last_axis = body.shape.len() - 1;
-    let is_adjacent = body.loads().next().is_some_and(|(_, load)| {
+    let rows_are_adjacent = body.loads().next().is_some_and(|(_, load)| {
         split > 0 && load.strides[split - 1].unsigned_abs() < load.strides[last_axis].unsigned_abs()
     });
-    if n == 1 || is_adjacent && rows >= MIN_ADJACENT_ROWS {
-        return ThreadGroup::SINGLE;
-    }
     let has_steps = body.loads().any(|(_, load)| load.strides[last_axis].unsigned_abs() > 1);
-    ThreadGroup::for_contiguous(rows, n, if has_steps { 1 } else { body.row_access_width() })
+    ThreadGroup::for_rows(rows, n, rows_are_adjacent, if has_steps { 1 } else { body.row_access_width() })
 }
 
 struct RowKernel<'k> {
