@@ -15,7 +15,7 @@ pub mod rewrite;
 pub use canon::{CanonicalForms, canonical_forms, canonicalize};
 pub use error::PassError;
 pub use lower::{
-    CoalesceConfig, CoalesceReach, CoalescedSet, JoinMode, LowerConfig, Overlap, SolutionCache,
-    find_coalescible, lower,
+    CoalesceConfig, CoalesceReach, CoalescedSet, JoinMode, LowerConfig, SolutionCache, find_coalescible,
+    lower,
 };
 pub use rewrite::{CollectiveChange, ReplacedCollective, RewriteReport, collective_changes};

@@ -22,7 +22,8 @@
 mod build;
 mod coalesce;
 mod coalesced_graph;
-mod concurrent_compute;
+mod computation;
+mod conditions;
 mod context;
 mod decisions;
 mod exact_search;
@@ -53,8 +54,9 @@ use crate::canon::groups::merged_all_reduce_groups;
 use crate::error::{PassError, verify_after};
 pub use coalesce::{COALESCE_RULE, CoalesceConfig, CoalesceReach, CollectiveSet as CoalescedSet, JoinMode};
 use coalesced_graph::CoalescedProgram;
-use context::{AssumedSchedule, LowerContext, round_us};
-pub use context::{EGraphLimits, Overlap};
+pub use conditions::{CollectiveConditions, LowerConditions, VariantSet};
+pub use context::EGraphLimits;
+use context::{LowerContext, round_us};
 use decisions::RegionDecision;
 
 pub use joint_steps::JOINT_STEP_RULE;
@@ -75,14 +77,7 @@ pub struct LowerConfig {
     /// The variants that the backend runs; `None` for all that have a contract and a curve. The plain
     /// variant is always among them.
     pub variants: Option<Vec<CollectiveVariant>>,
-    /// The most bytes of symmetric memory that one collective may ask for
-    /// ([`CollectiveVariant::symmetric_bytes`]); variants that need more are not considered. `None` for no
-    /// limit.
-    pub symmetric: Option<u64>,
-    pub overlap: Overlap,
-    /// The names of the collectives whose droppable exit barriers the plan keeps. Other collectives count as
-    /// having dropped theirs if that cannot lose to plain.
-    pub exits_kept: BTreeSet<String>,
+    pub conditions: LowerConditions,
     /// Sets of collectives, each of which becomes one collective ([`find_coalescible`]).
     pub coalesced: Vec<CoalescedSet>,
     /// Sets of collectives that run as one step each if their variants allow it.
@@ -102,9 +97,7 @@ impl LowerConfig {
             symbols: IndexMap::new(),
             bound: BTreeSet::new(),
             variants: None,
-            symmetric: None,
-            overlap: Overlap::Possible,
-            exits_kept: BTreeSet::new(),
+            conditions: LowerConditions::default(),
             coalesced: Vec::new(),
             together: Vec::new(),
             numerics: Numerics::EXACT,
@@ -123,8 +116,6 @@ pub struct LowerReport {
     pub solved: usize,
     /// How often each rule changed one of these e-graphs.
     pub fired: IndexMap<String, usize>,
-    /// The number of regions with concurrent computation.
-    pub overlapped: usize,
 }
 
 /// Chooses how each collective of a program runs, for one bucket.
@@ -144,8 +135,7 @@ pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Decision
     };
     let context = LowerContext { merged_groups, ..build_context(&graph, config)? };
     let scope = config.solutions.scope_for(context).map_err(PassError::Internal)?;
-    let schedule = AssumedSchedule { overlap: config.overlap.clone(), exits_kept: config.exits_kept.clone() };
-    let (out, mut decisions, mut report) = lower_coalesced(&graph, &scope, schedule.clone(), config)?;
+    let (out, mut decisions, mut report) = lower_coalesced(&graph, &scope, config)?;
     let sets: Vec<Vec<String>> = config
         .together
         .iter()
@@ -154,8 +144,14 @@ pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Decision
     if sets.is_empty() {
         return Ok((out, decisions, report));
     }
-    let (out, count) =
-        joint_steps::join_steps(out, &sets, &config.bound, &scope.context, &schedule, &mut decisions);
+    let (out, count) = joint_steps::join_steps(
+        out,
+        &sets,
+        &config.bound,
+        &scope.context,
+        &config.conditions,
+        &mut decisions,
+    );
     if cfg!(debug_assertions) {
         verify_after("lower", &out)?;
     }
@@ -169,17 +165,17 @@ pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Decision
 fn lower_coalesced(
     graph: &Graph,
     scope: &SolutionScope,
-    mut schedule: AssumedSchedule,
     config: &LowerConfig,
 ) -> Result<(Graph, Vec<Decision>, LowerReport), PassError> {
     let sets = &config.coalesced;
     if sets.is_empty() {
-        return lower_regions(graph, scope, &schedule, config);
+        return lower_regions(graph, scope, &config.conditions, config);
     }
     let CoalescedProgram { graph: coalesced, names } = coalesced_graph::coalesce_sets(graph, sets)
         .ok_or_else(|| PassError::Internal("a set of collectives cannot be coalesced".into()))?;
-    coalesce::rename_in_schedule(graph, sets, &names, &mut schedule);
-    let (out, decisions, mut report) = lower_regions(&coalesced, scope, &schedule, config)?;
+    let mut conditions = config.conditions.clone();
+    coalesce::rename_in_conditions(graph, sets, &names, &mut conditions);
+    let (out, decisions, mut report) = lower_regions(&coalesced, scope, &conditions, config)?;
     report.fired.insert(COALESCE_RULE.into(), sets.len());
     let decisions = coalesce::expand_decisions(graph, sets, &names, &scope.context, decisions);
     Ok((out, decisions, report))
@@ -188,10 +184,10 @@ fn lower_coalesced(
 fn lower_regions(
     graph: &Graph,
     scope: &SolutionScope,
-    schedule: &AssumedSchedule,
+    conditions: &LowerConditions,
     config: &LowerConfig,
 ) -> Result<(Graph, Vec<Decision>, LowerReport), PassError> {
-    let regions = region::find_regions(graph, &config.bound, &scope.context, schedule);
+    let regions = region::find_regions(graph, &config.bound, &scope.context, conditions);
     let mut solver = RegionSolver {
         graph,
         regions: &regions,
@@ -222,7 +218,6 @@ fn lower_regions(
         distinct: regions.iter().map(|region| &region.key).collect::<HashSet<_>>().len(),
         solved: solver.solved,
         fired: IndexMap::new(),
-        overlapped: regions.iter().filter(|r| r.key.concurrent_us > 0).count(),
     };
     for (rule, times) in solver.solutions.iter().flat_map(|s| &s.fired) {
         *report.fired.entry(rule.clone()).or_default() += times;
@@ -240,7 +235,7 @@ pub fn choose_row_sums<'g>(
         return Ok((Cow::Borrowed(graph), Vec::new()));
     }
     let narrowed = narrow_to_bucket(graph, config)?;
-    let context = LowerContext { symmetric: None, ..build_context(&narrowed, config)? };
+    let context = build_context(&narrowed, config)?;
     row_sums::choose(graph, &context, &config.bound)
 }
 
@@ -360,7 +355,7 @@ impl<'a> RegionSolver<'a> {
 /// node after another.
 pub fn computation_us(graph: &Graph, config: &LowerConfig) -> Result<f64, PassError> {
     let graph = narrow_to_bucket(graph, config)?;
-    Ok(concurrent_compute::computation_us(&graph, &build_context(&graph, config)?))
+    Ok(computation::computation_us(&graph, &build_context(&graph, config)?))
 }
 
 /// The graph with the ranges of the bucket, and without variants.
@@ -402,7 +397,6 @@ fn build_context(graph: &Graph, config: &LowerConfig) -> Result<LowerContext, Pa
         sizes: graph.groups.keys().map(|g| graph.group_size(g).unwrap_or(1)).collect(),
         symbols: graph.symbols.clone(),
         variants: config.variants.clone(),
-        symmetric: config.symmetric,
         numerics: config.numerics,
         limits: config.limits,
         merged_groups: BTreeMap::new(),

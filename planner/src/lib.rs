@@ -34,4 +34,5 @@ pub use bucket::CollectiveChoice;
 pub use error::PlanError;
 pub use liveness::NextRun;
 pub use order::OrderStrategy;
-pub use pipeline::{BucketInput, PlanConfig, Planner, ProgramSchedules, plan};
+pub use pipeline::{BucketInput, PlacedPrograms, PlanConfig, Planner, ProgramSchedules, plan};
+pub use schedule::PlanningEffort;

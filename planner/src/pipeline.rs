@@ -14,7 +14,9 @@ use symmc_ir::machine::MachineProfile;
 use symmc_ir::machine::timeline::us_to_ns;
 use symmc_ir::verify::verify_derived;
 use symmc_ir::{Graph, InputId, Numerics, Op, text};
-use symmc_plan::{ArenaSizes, Bucket, FixedRegion, MAX_SIZE, PAGE, Plan, SourceProgram, VERSION, sha256_hex};
+use symmc_plan::{
+    ArenaSizes, Bucket, FixedRegion, MAX_SIZE, PAGE, ParsedProgram, Plan, SourceProgram, VERSION, sha256_hex,
+};
 use symmc_support::parallel;
 
 use crate::barriers::symmetric_load;
@@ -24,7 +26,7 @@ use crate::fixed_memory::{FixedMemoryLayout, lay_out_fixed_memory};
 use crate::liveness::NextRun;
 use crate::order::OrderStrategy;
 use crate::prepare::{PreparedGraph, bound_inputs, prepare};
-use crate::schedule::{ScheduleRules, keep_barriers, schedule};
+use crate::schedule::{PlanningEffort, ScheduleRules, keep_barriers, schedule};
 use crate::scheduled::ScheduledProgram;
 use crate::views::ValueViews;
 
@@ -49,7 +51,7 @@ pub struct PlanConfig {
     pub profile: Option<MachineProfile>,
     pub order: OrderStrategy,
     /// The memory that an order may take above the leanest order in order to overlap communication with
-    /// computation, as a fraction.
+    /// computation, as a fraction of that order's memory, or of 256 MiB if that is more.
     pub slack: f64,
     /// The microseconds by which a run must become faster for each MiB of memory that overlap takes.
     pub memory_price: f64,
@@ -59,6 +61,7 @@ pub struct PlanConfig {
     /// Whether runs of buckets of another plan may follow. These buckets are then treated as some of several.
     pub among_others: bool,
     pub pack: symmc_pack::Config,
+    pub effort: PlanningEffort,
     /// The numerics classes that the passes were allowed to use. The plan states them.
     pub numerics: Numerics,
 }
@@ -81,6 +84,7 @@ impl Default for PlanConfig {
                 exact: 400_000,
                 capacity: None,
             },
+            effort: PlanningEffort::Full,
             numerics: Numerics::EXACT,
         }
     }
@@ -156,21 +160,29 @@ impl<'a> Planner<'a> {
     }
 
     pub fn plan(&self) -> Result<Plan> {
+        let (schedules, buckets) = self.best_schedules()?;
+        schedules.write(buckets)
+    }
+
+    /// The buckets of [`plan`](Self::plan), without its texts.
+    pub fn place(&self) -> Result<PlacedPrograms> {
+        let (schedules, buckets) = self.best_schedules()?;
+        Ok(schedules.resolve(buckets))
+    }
+
+    fn best_schedules(&self) -> Result<(ProgramSchedules<'_>, Vec<Bucket>)> {
         let next_runs = self.next_runs();
         let schedules = self.schedule(self.config.order, next_runs[0])?;
         let buckets = schedules.buckets()?;
         if !next_runs.contains(&NextRun::Same) || !has_costly_wraparound(&buckets[0]) {
-            return schedules.write(buckets);
+            return Ok((schedules, buckets));
         }
         // Lifetimes that wrap around the end of the run may need more than their bound. Without dropped exit
         // barriers that rely on the next run no lifetime wraps.
         let on_a_line = self.schedule(self.config.order, NextRun::Unknown)?;
         let line_buckets = on_a_line.buckets()?;
-        if symmetric_peak(&line_buckets) < symmetric_peak(&buckets) {
-            on_a_line.write(line_buckets)
-        } else {
-            schedules.write(buckets)
-        }
+        let needs_less = symmetric_peak(&line_buckets) < symmetric_peak(&buckets);
+        Ok(if needs_less { (on_a_line, line_buckets) } else { (schedules, buckets) })
     }
 
     /// Orders and places the programs. Every exit barrier is dropped that lifetimes can replace.
@@ -181,12 +193,26 @@ impl<'a> Planner<'a> {
             order,
             slack: self.config.slack,
             price: us_to_ns(self.config.memory_price),
+            effort: self.config.effort,
             profile: self.profile.as_ref(),
         };
         let prepared = self.prepared.iter().collect();
         let programs = parallel::map(prepared, self.nodes, |p| schedule(p, &rules));
         let programs = programs.into_iter().collect::<Result<Vec<ScheduledProgram>>>()?;
         Ok(ProgramSchedules { planner: self, rules, programs })
+    }
+}
+
+/// Placed buckets with their programs, in resolved form.
+pub struct PlacedPrograms {
+    pub buckets: Vec<Bucket>,
+    pub programs: Vec<ParsedProgram>,
+}
+
+impl PlacedPrograms {
+    /// The bytes of the symmetric arena.
+    pub fn symmetric_bytes(&self) -> u64 {
+        symmetric_peak(&self.buckets).next_multiple_of(PAGE)
     }
 }
 
@@ -231,6 +257,16 @@ impl ProgramSchedules<'_> {
 
     pub fn plan(&self) -> Result<Plan> {
         self.write(self.buckets()?)
+    }
+
+    /// The buckets of [`plan`](Self::plan), without its texts.
+    pub fn place(&self) -> Result<PlacedPrograms> {
+        Ok(self.resolve(self.buckets()?))
+    }
+
+    fn resolve(&self, buckets: Vec<Bucket>) -> PlacedPrograms {
+        let programs = self.programs.iter().map(|p| ParsedProgram::from_graph(p.prepared.graph.clone()));
+        PlacedPrograms { buckets, programs: programs.collect() }
     }
 
     fn buckets(&self) -> Result<Vec<Bucket>> {

@@ -37,7 +37,19 @@ pub struct ScheduleRules<'a> {
     pub slack: f64,
     /// The nanoseconds of a run that a MiB of memory is worth.
     pub price: u64,
+    pub effort: PlanningEffort,
     pub profile: Option<&'a MachineProfile>,
+}
+
+/// How many orders are tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PlanningEffort {
+    /// All that may give less time or memory.
+    #[default]
+    Full,
+    /// A few, for a plan whose estimate is compared with others: no orders that are improved at their peaks, and fewer
+    /// budgets of overlap.
+    Sketch,
 }
 
 /// An order with its joins whose values are not placed yet.
@@ -135,6 +147,7 @@ impl ScheduleSearch<'_> {
         }
         let best = candidates.swap_remove(cheapest);
         let mut overlapping = self.overlapping_orders(&bases, lean, limit, best.time);
+        overlapping.push(self.join_at_first_use(best.order.clone()));
         overlapping.extend(candidates.into_iter().map(|c| self.join_at_first_use(c.order)));
         self.cheapest(best, overlapping, limit)
     }
@@ -158,10 +171,14 @@ impl ScheduleSearch<'_> {
         limit: u64,
         time: u64,
     ) -> Vec<EstimatedOrder> {
+        let percents = match self.rules.effort {
+            PlanningEffort::Full => &OVERLAP_PERCENTS[..],
+            PlanningEffort::Sketch => &OVERLAP_PERCENTS[..2],
+        };
         let mut out: Vec<EstimatedOrder> = Vec::new();
         for order in bases {
             let overlaps = order::OverlapVariants::new(self.tasks, order);
-            for percent in OVERLAP_PERCENTS {
+            for &percent in percents {
                 let budget = lean.saturating_add((limit - lean) / 100 * percent);
                 let before = out.len();
                 for overlapped in overlaps.within_budget(budget) {
@@ -247,6 +264,9 @@ impl ScheduleSearch<'_> {
         for order in order::backward_orders(self.tasks) {
             add_candidate(&mut candidates, order)?;
         }
+        if self.rules.effort == PlanningEffort::Sketch {
+            return Ok(candidates);
+        }
         let mut best: Vec<(u64, usize)> =
             candidates.iter().enumerate().map(|(i, c)| (c.bytes(), i)).collect();
         best.sort_unstable();
@@ -314,6 +334,9 @@ impl ScheduleSearch<'_> {
     /// Decides for each single larger result whether it encloses its parts. Only results that matter at a peak
     /// are considered.
     fn choose_separate_results(&self, candidate: &mut ScheduleCandidate) -> Result<()> {
+        if self.rules.effort == PlanningEffort::Sketch {
+            return Ok(());
+        }
         let mut tried: BTreeSet<SeparateResults> = BTreeSet::from([candidate.apart.clone()]);
         let mut separate = candidate.apart.clone();
         let mut demand = candidate.demand;

@@ -3,6 +3,7 @@
 pub mod bounds;
 pub mod lengths;
 pub mod mutants;
+pub mod regret;
 pub mod rewrites;
 pub mod trials;
 

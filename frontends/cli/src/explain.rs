@@ -12,7 +12,7 @@ use std::fmt::Write;
 use anyhow::{Result, bail};
 use symmc::unstable::ir::{ValueId, text};
 use symmc::unstable::plan::{ArenaKind, Bucket, Decision, ExitBarrier, MemoryRef, ValuePlacement};
-use symmc::{CheckedPlan, Plan};
+use symmc::{CheckedPlan, Plan, TriedProposal};
 
 use crate::dispatch_report;
 use crate::planned_bucket::{self, PlannedBucket};
@@ -20,12 +20,13 @@ use crate::report::kept_barrier_reason;
 use crate::units::{format_bytes, format_micros};
 
 /// Explains one value in all buckets of a plan. `value` is the name of a value, with or without `%`, or the name under
-/// which a weight or an input is stored.
-pub fn explain(plan: &CheckedPlan, value: &str) -> Result<String> {
+/// which a weight or an input is stored. `tried` has the choices that the search planned for each bucket, if they are
+/// known.
+pub fn explain(plan: &CheckedPlan, value: &str, tried: &[Vec<TriedProposal>]) -> Result<String> {
     let name = resolve_name(plan, value);
     let mut out = String::new();
     let mut bucket_count = 0;
-    for bucket in &plan.buckets {
+    for (b, bucket) in plan.buckets.iter().enumerate() {
         let planned = PlannedBucket::new(plan, bucket)?;
         let Some(id) = planned.graph.values.iter().find(|(_, v)| v.name == name).map(|(id, _)| id) else {
             continue;
@@ -35,6 +36,10 @@ pub fn explain(plan: &CheckedPlan, value: &str) -> Result<String> {
             writeln!(out, "{}:", bucket.describe_range())?;
         }
         out.push_str(&explain_value(plan, bucket, &planned, id)?);
+        out.push_str(&search_text(
+            &name_of_collective(bucket, name),
+            tried.get(b).map_or(&[], Vec::as_slice),
+        ));
     }
     let is_replaced = plan.replacements.iter().any(|r| r.collective == name);
     if bucket_count == 0 && !is_replaced {
@@ -126,6 +131,39 @@ fn placement_text(plan: &Plan, bucket: &Bucket, place: &ValuePlacement) -> Strin
         }
     }
     line(format!("why: {}", place.why));
+    out
+}
+
+/// The collective of the source that a node runs; none if it runs no collective.
+fn name_of_collective(bucket: &Bucket, node: &str) -> Option<String> {
+    let decision =
+        bucket.decisions.iter().find(|d| d.collective == node || d.nodes.iter().any(|n| n == node));
+    decision.map(|decision| decision.collective.clone())
+}
+
+/// The most tried choices that are listed.
+const MAX_LISTED_CHOICES: usize = 12;
+
+/// Lines on the whole plans that the search tried for a collective, cheapest first: those that change all collectives, and
+/// those that change this one.
+fn search_text(collective: &Option<String>, tried: &[TriedProposal]) -> String {
+    let Some(collective) = collective.as_ref().filter(|_| !tried.is_empty()) else { return String::new() };
+    let last = tried.iter().map(|t| t.cost.min(t.before)).fold(f64::INFINITY, f64::min);
+    let concerns = |t: &&TriedProposal| t.collectives.is_empty() || t.collectives.contains(collective);
+    let mut choices: Vec<&TriedProposal> = tried.iter().filter(concerns).collect();
+    choices.sort_by(|a, b| a.cost.total_cmp(&b.cost));
+    let mut out = String::new();
+    let _ = writeln!(out, "  whole plans tried for it, with the cost above the chosen plan:");
+    for t in choices.iter().take(MAX_LISTED_CHOICES) {
+        let count = match t.collectives.len() {
+            0 | 1 => String::new(),
+            n => format!(" for {n} equal collectives"),
+        };
+        let _ = writeln!(out, "    +{} {}: {}{count}", format_micros(t.cost - last), t.proposal, t.change);
+    }
+    if choices.len() > MAX_LISTED_CHOICES {
+        let _ = writeln!(out, "    and {} more", choices.len() - MAX_LISTED_CHOICES);
+    }
     out
 }
 

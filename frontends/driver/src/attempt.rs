@@ -1,105 +1,102 @@
-//! A candidate plan: its inputs, the estimated cost of its buckets, and the computation that overlaps with
-//! collectives.
+//! An attempt: the plan of one choice for one bucket, with its estimated cost.
 
 use std::collections::{BTreeSet, HashMap};
 
 use symmc_ir::machine::{MachineProfile, StepTraffic};
 use symmc_ir::{Dim, Dispatch, DispatchForm, Graph, NodeId};
-use symmc_passes::{CoalescedSet, Overlap};
-use symmc_plan::{Bucket, ExitBarrier, ParsedProgram, Plan, ResolveError, StepNodes};
-use symmc_planner::BucketInput;
-use symmc_support::parallel;
+use symmc_passes::lower::LowerConditions;
+use symmc_plan::{Bucket, BucketEstimate, ExitBarrier, ParsedProgram, ResolveError};
+use symmc_planner::{BucketInput, PlacedPrograms};
 
-pub struct PlanAttempt {
-    pub inputs: Vec<BucketInput>,
-    /// For each bucket, the sets of collectives that are joined; none for missing buckets.
-    pub joined: Vec<JoinedSets>,
-    /// For each bucket, the overlap and the exit barriers that the choice of variants assumed; the default
-    /// for missing buckets.
-    pub chosen_with: Vec<ObservedSchedule>,
-    pub plan: Plan,
-    /// Whether the tightest offsets were searched for.
-    pub is_packed: bool,
-    pub times_us: Vec<f64>,
-    /// `times_us` plus the price of memory, except fixed memory.
-    pub costs: Vec<f64>,
-    /// For each bucket, the overlap and the exit barriers of its schedule.
-    pub observed: Vec<ObservedSchedule>,
+use crate::error::{DriverError, Result};
+use crate::pipeline::Choice;
+
+/// A planned bucket. Its offsets are not the tightest ones, because that search takes most of the time of some plans.
+#[derive(Clone)]
+pub struct Attempt {
+    pub choice: Choice,
+    pub input: BucketInput,
+    pub bucket: Bucket,
+    pub program: ParsedProgram,
+    pub estimate: BucketEstimate,
+    /// The microseconds of a run, plus the price of memory except fixed memory.
+    pub cost: f64,
+    /// The bytes of the symmetric arena.
+    pub symmetric_bytes: u64,
 }
 
-#[derive(Clone, PartialEq, Eq, Default)]
-pub struct JoinedSets {
-    /// The sets that become one collective.
-    pub packed: Vec<CoalescedSet>,
-    /// The sets that run as one step.
-    pub together: Vec<CoalescedSet>,
-}
-
-/// Facts about a planned bucket that were unknown when its variants were chosen.
-#[derive(Clone, Default)]
-pub struct ObservedSchedule {
-    pub overlap: Overlap,
-    /// The collectives of the source whose droppable exit barriers are kept.
-    pub exits_kept: BTreeSet<String>,
-}
-
-impl PlanAttempt {
-    /// Estimates a plan of these inputs. `memory_price` is in microseconds per MiB.
+impl Attempt {
+    /// Estimates a placed bucket. `fixed_bytes` are those of landing zones and bound inputs, which serve all buckets;
+    /// `memory_price` is in microseconds per MiB.
     pub fn new(
-        inputs: Vec<BucketInput>,
-        plan: Plan,
+        choice: Choice,
+        input: BucketInput,
+        placed: PlacedPrograms,
+        fixed_bytes: u64,
         profile: &MachineProfile,
         memory_price: f64,
-    ) -> Result<PlanAttempt, String> {
-        let nodes = inputs.iter().map(|b| b.graph.nodes.len()).sum();
-        let programs = parallel::map(plan.programs.iter().collect(), nodes, |text: &String| {
-            ParsedProgram::parse(text).map_err(|e| e.to_string())
-        });
-        let programs = programs.into_iter().collect::<Result<Vec<ParsedProgram>, String>>()?;
-        // Fixed memory serves all buckets: the part that one bucket adds must not increase the cost of the
-        // others.
-        let fixed = plan.fixed.iter().map(|f| f.offset.saturating_add(f.size)).max().unwrap_or(0);
-        let mut times_us = Vec::new();
-        let mut costs = Vec::new();
-        let mut observed = Vec::new();
-        for bucket in &plan.buckets {
-            let program = programs.get(bucket.program).ok_or("a bucket names no program of the plan")?;
-            let estimate = program.estimate(bucket, profile).map_err(|e| e.to_string())?;
-            let symmetric = bucket.totals.symmetric_peak.saturating_sub(fixed);
-            let bytes = bucket.totals.ordinary_peak.saturating_add(symmetric);
-            times_us.push(estimate.total_us);
-            costs.push(estimate.total_us + memory_price * bytes as f64 / f64::from(1 << 20));
-            let runs: Vec<StepNodes> = program
-                .resolve_steps(bucket)
-                .collect::<Result<_, ResolveError>>()
-                .map_err(|e| e.to_string())?;
-            let mut overlapped_us: HashMap<&str, f64> = HashMap::new();
-            for communication in &estimate.communication {
-                // Each collective of a step overlaps with all computation that the step overlaps with.
-                let nodes = runs.get(communication.step).into_iter().flat_map(|run| run.nodes());
-                overlapped_us
-                    .extend(nodes.map(|n| (program.graph.node_name(n), communication.overlapped_us)));
-            }
-            observed.push(ObservedSchedule {
-                overlap: scheduled_overlap(bucket, &overlapped_us),
-                exits_kept: kept_exit_barriers(program, bucket).map_err(|e| e.to_string())?,
-            });
-        }
-        Ok(PlanAttempt {
-            inputs,
-            joined: Vec::new(),
-            chosen_with: Vec::new(),
-            plan,
-            is_packed: true,
-            times_us,
-            costs,
-            observed,
-        })
+    ) -> Result<Attempt> {
+        let symmetric_bytes = placed.symmetric_bytes();
+        let PlacedPrograms { mut buckets, mut programs } = placed;
+        let (Some(bucket), Some(program)) = (buckets.pop(), programs.pop()) else {
+            return Err(DriverError::defect("the planner placed no bucket"));
+        };
+        let estimate = program.estimate(&bucket, profile).map_err(DriverError::defect)?;
+        let symmetric = bucket.totals.symmetric_peak.saturating_sub(fixed_bytes);
+        let bytes = bucket.totals.ordinary_peak.saturating_add(symmetric);
+        let cost = estimate.total_us + memory_price * bytes as f64 / f64::from(1 << 20);
+        Ok(Attempt { choice, input, bucket, program, estimate, cost, symmetric_bytes })
     }
 
-    pub fn total_us(&self) -> f64 {
-        self.times_us.iter().sum()
+    /// The conditions of its choice, with the overlap and the exit barriers of its schedule.
+    pub fn observed_conditions(&self) -> Result<LowerConditions> {
+        let times = self.collective_times().map_err(DriverError::defect)?;
+        let kept = kept_exit_barriers(&self.program, &self.bucket).map_err(DriverError::defect)?;
+        let mut conditions = self.choice.conditions.clone();
+        // Collectives that are absent from the schedule are chosen as if nothing overlapped them.
+        conditions.change_all(|conditions| conditions.hidden_eighths = 0);
+        for decision in &self.bucket.decisions {
+            let own_times = decision.nodes.iter().filter_map(|name| times.get(name.as_str()));
+            let (us, overlapped_us) =
+                own_times.fold((0.0, 0.0), |sum, &(us, overlapped)| (sum.0 + us, sum.1 + overlapped));
+            let eighths = if us > 0.0 { (8.0 * overlapped_us / us).round().min(8.0) as u8 } else { 0 };
+            let exit_kept = decision.nodes.iter().any(|n| kept.contains(n.as_str()));
+            if eighths > 0 || exit_kept || conditions.by_name.contains_key(&decision.collective) {
+                let own = conditions.entry(&decision.collective);
+                own.hidden_eighths = eighths;
+                // A barrier that was kept once is assumed to be kept again.
+                own.exit_kept |= exit_kept;
+            }
+        }
+        Ok(conditions)
     }
+
+    /// The microseconds of each collective of the planned program, alone and next to computation. Each collective of
+    /// a step has the times of the step.
+    fn collective_times(&self) -> Result<HashMap<&str, (f64, f64)>, ResolveError> {
+        let runs = self.program.resolve_steps(&self.bucket).collect::<Result<Vec<_>, ResolveError>>()?;
+        let mut times = HashMap::new();
+        for communication in &self.estimate.communication {
+            let nodes = runs.get(communication.step).into_iter().flat_map(|run| run.nodes());
+            let us = (communication.us, communication.overlapped_us);
+            times.extend(nodes.map(|n| (self.program.graph.node_name(n), us)));
+        }
+        Ok(times)
+    }
+}
+
+/// The names of the nodes whose droppable exit barriers a bucket keeps.
+fn kept_exit_barriers<'p>(
+    program: &'p ParsedProgram,
+    bucket: &Bucket,
+) -> Result<BTreeSet<&'p str>, ResolveError> {
+    let mut kept_nodes: BTreeSet<&str> = BTreeSet::new();
+    for (run, step) in program.resolve_steps(bucket).zip(&bucket.steps) {
+        if step.exit == Some(ExitBarrier::Kept) {
+            kept_nodes.extend(run?.nodes().map(|n| program.graph.node_name(n)));
+        }
+    }
+    Ok(kept_nodes)
 }
 
 /// The least time of the collectives of a lowered program, in microseconds. Their steps follow each other in
@@ -133,26 +130,4 @@ fn step_time(graph: &Graph, nodes: &[NodeId], exit: Option<bool>, profile: &Mach
         u64::try_from(dim.upper_bound(&graph.symbols).max(1)).unwrap_or(u64::MAX)
     });
     step.time
-}
-
-fn scheduled_overlap(bucket: &Bucket, overlapped_us: &HashMap<&str, f64>) -> Overlap {
-    let mut scheduled = HashMap::with_capacity(bucket.decisions.len());
-    for decision in &bucket.decisions {
-        let nodes_us = decision.nodes.iter().map(|name| overlapped_us.get(name.as_str()).unwrap_or(&0.0));
-        scheduled.insert(decision.collective.clone(), nodes_us.sum());
-    }
-    Overlap::Scheduled(scheduled)
-}
-
-/// The collectives of the source whose droppable exit barriers the bucket keeps.
-fn kept_exit_barriers(program: &ParsedProgram, bucket: &Bucket) -> Result<BTreeSet<String>, ResolveError> {
-    let mut kept_nodes: BTreeSet<&str> = BTreeSet::new();
-    for (run, step) in program.resolve_steps(bucket).zip(&bucket.steps) {
-        if step.exit == Some(ExitBarrier::Kept) {
-            kept_nodes.extend(run?.nodes().map(|n| program.graph.node_name(n)));
-        }
-    }
-    let decisions =
-        bucket.decisions.iter().filter(|d| d.nodes.iter().any(|n| kept_nodes.contains(n.as_str())));
-    Ok(decisions.map(|d| d.collective.clone()).collect())
 }

@@ -8,16 +8,19 @@ use symmc_passes::CanonicalForms;
 use symmc_plan::{CollectiveReplacement, Plan};
 
 use crate::backends::lower_for_backend;
+use crate::buckets::plan_refined;
 use crate::error::{DriverError, Result};
 use crate::options::CompileOptions;
-use crate::pipeline::{Pipeline, VariantChoice};
+use crate::pipeline::{BucketPrograms, Choice, Pipeline};
 use crate::ranges;
-use crate::refine::plan_refined;
+use crate::search::TriedProposal;
 
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct CompileReport {
     /// The stages in order, with their durations.
     pub stages: Vec<(&'static str, Duration)>,
+    /// For each searched bucket, the choices that were tried, in order.
+    pub tried: Vec<Vec<TriedProposal>>,
 }
 
 struct StageClock {
@@ -51,7 +54,9 @@ pub fn compile(graph: &Graph, options: &CompileOptions) -> Result<(CheckedPlan, 
     let pipeline = Pipeline::new(graph, options, &forms);
     let buckets = ranges::initial_buckets(&forms.default_form, options)?;
     clock.finish_stage("divide");
-    let plan = plan_refined(&pipeline, buckets, &ranges::automatic_symbols(&forms.default_form, options))?;
+    let unasked = ranges::automatic_symbols(&forms.default_form, options);
+    let (plan, searched) = plan_refined(&pipeline, buckets, &unasked)?;
+    clock.report.tried = searched.iter().map(|bucket| bucket.tried.clone()).collect();
     clock.finish_stage("plan");
     let plan = check_plan(Plan { replacements, ..plan }.with_short_texts())?;
     clock.finish_stage("check");
@@ -76,8 +81,13 @@ fn check_plan(plan: Plan) -> Result<CheckedPlan> {
 pub fn lower_graph(graph: &Graph, options: &CompileOptions) -> Result<Vec<Graph>> {
     let forms = canonical_forms(graph)?;
     let buckets = ranges::initial_buckets(&forms.default_form, options)?;
-    let lowered = Pipeline::new(graph, options, &forms).lower(&buckets, &VariantChoice::default())?;
-    Ok(lowered.inputs.into_iter().map(|input| input.graph).collect())
+    let pipeline = Pipeline::new(graph, options, &forms);
+    let mut lowered = Vec::with_capacity(buckets.len());
+    for bucket in buckets {
+        let programs = BucketPrograms::new(&pipeline, &bucket.ranges)?;
+        lowered.push(pipeline.lower(&programs, &Choice::default())?.graph);
+    }
+    Ok(lowered)
 }
 
 /// Returns the graph in canonical form, with decomposed ops recognised.

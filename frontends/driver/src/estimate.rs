@@ -9,12 +9,12 @@ use symmc_ir::{Graph, SymbolBindings};
 use symmc_plan::{Bucket, BucketEstimate, ParsedPlan, ParsedProgram};
 
 use crate::backends::expect_supported;
+use crate::buckets::search_and_plan;
 use crate::compile::canonical_forms;
 use crate::divide::{BucketRequest, SymbolRanges};
 use crate::error::{DriverError, Result};
 use crate::options::CompileOptions;
 use crate::pipeline::Pipeline;
-use crate::search::plan_buckets;
 
 /// The estimated time of a run of each bucket of a plan, at the upper ends of the bucket's ranges.
 pub fn estimate(plan: &ParsedPlan, profile: &MachineProfile) -> Result<Vec<BucketEstimate>> {
@@ -55,8 +55,8 @@ pub fn estimate_plain(
     let ranges: Vec<Option<SymbolRanges>> =
         plan.buckets.iter().map(|bucket| symbol_ranges(graph, bucket)).collect();
     let requests: Vec<BucketRequest> = ranges.iter().flatten().cloned().map(BucketRequest::new).collect();
-    let options = CompileOptions { variants: Some(Vec::new()), ..options.clone() };
-    let plain = plan_to_estimate(graph, &options, &requests)?;
+    let options = CompileOptions { variants: Some(Vec::new()), coalesce: false, ..options.clone() };
+    let plain = plan_to_estimate(graph, &options, requests)?;
     let mut estimates = estimate(&plain, &options.profile)?.into_iter();
     Ok(ranges.iter().map(|ranges| ranges.as_ref().and_then(|_| Some(estimates.next()?.total_us))).collect())
 }
@@ -76,11 +76,10 @@ fn symbol_ranges(graph: &Graph, bucket: &Bucket) -> Option<SymbolRanges> {
 fn plan_to_estimate(
     graph: &Graph,
     options: &CompileOptions,
-    buckets: &[BucketRequest],
+    buckets: Vec<BucketRequest>,
 ) -> Result<ParsedPlan> {
     let forms = canonical_forms(graph)?;
-    let pipeline = Pipeline { coalesces: false, ..Pipeline::new(graph, options, &forms) };
-    let plan = plan_buckets(&pipeline, buckets)?.plan;
+    let plan = search_and_plan(&Pipeline::new(graph, options, &forms), buckets)?;
     let programs: Result<Vec<ParsedProgram>, _> =
         plan.programs.iter().map(|t| ParsedProgram::parse(t)).collect();
     let plan = ParsedPlan::from_parts(Arc::new(plan), graph.clone(), programs.map_err(DriverError::defect)?);

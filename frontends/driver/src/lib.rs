@@ -10,17 +10,16 @@
 
 mod attempt;
 mod backends;
+mod buckets;
 mod compile;
 mod divide;
 mod error;
 mod estimate;
-mod limit;
 mod options;
 mod pipeline;
+mod proposals;
 mod ranges;
-mod refine;
 mod search;
-mod variants;
 
 #[cfg(feature = "cuda")]
 pub use backends::expect_supported_by_gpus;
@@ -28,3 +27,4 @@ pub use compile::{CompileReport, canonicalize_graph, compile, lower_graph};
 pub use error::DriverError;
 pub use estimate::{estimate, estimate_at, estimate_plain};
 pub use options::CompileOptions;
+pub use search::TriedProposal;

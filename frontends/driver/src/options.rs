@@ -22,7 +22,8 @@ pub struct CompileOptions {
     /// The variants that collectives may use in addition to plain; `None` for all that the profile knows.
     pub variants: Option<Vec<CollectiveVariant>>,
     pub order: OrderStrategy,
-    /// The most memory that the chosen order may use for overlap beyond the leanest order, as a fraction.
+    /// The most memory that the chosen order may use for overlap beyond the leanest order, as a fraction of that
+    /// order's memory, or of 256 MiB if that is more.
     pub slack: f64,
     /// The microseconds by which overlap must speed up a run, by estimate, for each MiB of memory that it
     /// takes.

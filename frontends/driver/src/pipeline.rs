@@ -1,24 +1,22 @@
-//! From a program in canonical form and the ranges of its buckets to a plan, for one choice of variants.
+//! From a program in canonical form, the ranges of a bucket and a choice to a plan.
 //!
-//! The searches for a choice ([`crate::variants`], [`crate::limit`]) use this pipeline for every attempt.
+//! The search ([`crate::search`]) uses this pipeline for every attempt.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use symmc_ir::collective::Collective;
 use symmc_ir::machine::MachineProfile;
 use symmc_ir::{Graph, InputKind};
-use symmc_passes::lower::ReturnedSums;
+use symmc_passes::lower::{LowerConditions, ReturnedSums};
 use symmc_passes::{CanonicalForms, CoalesceConfig, CoalescedSet, LowerConfig, PassError, SolutionCache};
-use symmc_plan::{Decision, Plan};
-use symmc_planner::{BucketInput, CollectiveChoice, PlanConfig, PlanError};
-use symmc_support::parallel;
+use symmc_plan::Decision;
+use symmc_planner::{BucketInput, CollectiveChoice, PlanConfig};
 
-use crate::attempt::{JoinedSets, ObservedSchedule, PlanAttempt};
 use crate::divide::{BucketRequest, SymbolRanges};
-use crate::error::{DriverError, Result};
 use crate::options::CompileOptions;
 
+/// The inputs of all attempts.
 #[derive(Clone, Copy)]
 pub struct Pipeline<'a> {
     pub source: &'a Graph,
@@ -26,106 +24,105 @@ pub struct Pipeline<'a> {
     pub canonical: &'a Graph,
     /// The canonical form that can be faster in buckets of small sizes, if there is one.
     pub for_small_sizes: Option<&'a Graph>,
-    /// Whether the buckets are only some of a plan's buckets.
-    pub among_others: bool,
-    pub coalesces: bool,
     /// The cache of solutions of regions that all lowerings share.
     pub solutions: &'a SolutionCache,
 }
 
+/// How the collectives of a bucket are to run.
+#[derive(Clone, PartialEq, Eq, Hash, Default)]
+pub struct Choice {
+    /// Whether the program has the canonical form for small sizes.
+    pub for_small_sizes: bool,
+    pub conditions: LowerConditions,
+    /// The sets of collectives that become one collective each.
+    pub packed: Vec<CoalescedSet>,
+    /// The sets of collectives that run as one step each.
+    pub together: Vec<CoalescedSet>,
+}
+
+/// The programs of a bucket from which its lowerings start: in the default canonical form, and in that for small sizes.
+pub struct BucketPrograms<'a> {
+    pub ranges: SymbolRanges,
+    default_form: BucketProgram<'a>,
+    small_sizes: Option<BucketProgram<'a>>,
+}
+
+/// A canonical form in which some results of experts return as sums.
+type BucketProgram<'a> = (Cow<'a, Graph>, Vec<ReturnedSums>);
+
+impl<'a> BucketPrograms<'a> {
+    pub fn new(pipeline: &Pipeline<'a>, ranges: &SymbolRanges) -> Result<BucketPrograms<'a>, PassError> {
+        let program = |canonical| program_of_bucket(canonical, pipeline.options, ranges);
+        Ok(BucketPrograms {
+            ranges: ranges.clone(),
+            default_form: program(pipeline.canonical)?,
+            small_sizes: pipeline.for_small_sizes.map(program).transpose()?,
+        })
+    }
+
+    fn program(&self, for_small_sizes: bool) -> &BucketProgram<'a> {
+        self.small_sizes.as_ref().filter(|_| for_small_sizes).unwrap_or(&self.default_form)
+    }
+
+    pub fn graph(&self, for_small_sizes: bool) -> &Graph {
+        &self.program(for_small_sizes).0
+    }
+}
+
 impl<'a> Pipeline<'a> {
-    /// The pipeline for all buckets of a program. Collectives are coalesced if the options allow it.
+    /// The pipeline for all buckets of a program.
     pub fn new(source: &'a Graph, options: &'a CompileOptions, forms: &'a CanonicalForms) -> Pipeline<'a> {
         Pipeline {
             source,
             options,
             canonical: &forms.default_form,
             for_small_sizes: forms.for_small_sizes.as_ref(),
-            among_others: false,
-            coalesces: options.coalesce,
             solutions: &options.solutions,
         }
     }
 
-    /// The pipeline for the canonical form that can be faster at small sizes, if there is one.
-    pub fn small_sizes(&self) -> Option<Pipeline<'a>> {
-        let canonical = self.for_small_sizes?;
-        Some(Pipeline { canonical, for_small_sizes: None, ..*self })
-    }
-
-    pub fn lower(&self, buckets: &[BucketRequest], choice: &VariantChoice) -> Result<LoweredBuckets> {
-        let nodes = buckets.len() * self.canonical.nodes.len();
-        let buckets = buckets.iter().map(|b| &b.ranges).enumerate().collect();
-        let lowered: Result<Vec<(BucketInput, bool)>, PassError> =
-            parallel::map(buckets, nodes, |(b, symbols)| {
-                let choice = BucketVariantChoice { number: b, symbols, choice };
-                let lowering = lower_config(self.canonical, self.options, choice);
-                let lowering = LowerConfig { solutions: self.solutions.clone(), ..lowering };
-                let (program, sums) = program_of_bucket(self.canonical, self.options, symbols)?;
-                let (graph, mut decisions, report) = symmc_passes::lower(&program, &lowering)?;
-                explain_sums(&sums, &mut decisions);
-                let collectives = collectives_by_name(&graph);
-                let bytes = bytes_of_steps(&graph, &decisions);
-                let profile = &self.options.profile;
-                let decisions = decisions
-                    .into_iter()
-                    .map(|decision| with_kernel_blocks(decision, &graph, &collectives, &bytes, profile))
-                    .collect();
-                Ok((BucketInput { graph, decisions }, report.overlapped > 0))
-            })
+    /// The program of a bucket with a variant for each collective.
+    pub fn lower(&self, programs: &BucketPrograms<'_>, choice: &Choice) -> Result<BucketInput, PassError> {
+        let (program, sums) = programs.program(choice.for_small_sizes);
+        let config = LowerConfig {
+            conditions: choice.conditions.clone(),
+            coalesced: choice.packed.clone(),
+            together: choice.together.clone(),
+            solutions: self.solutions.clone(),
+            ..lower_config(program, self.options, &programs.ranges)
+        };
+        let (graph, mut decisions, _) = symmc_passes::lower(program, &config)?;
+        explain_sums(sums, &mut decisions);
+        let collectives = collectives_by_name(&graph);
+        let bytes = bytes_of_steps(&graph, &decisions);
+        let profile = &self.options.profile;
+        let decisions = decisions
             .into_iter()
+            .map(|decision| with_kernel_blocks(decision, &graph, &collectives, &bytes, profile))
             .collect();
-        let (inputs, overlapped) = lowered?.into_iter().unzip();
-        Ok(LoweredBuckets { inputs, overlapped })
+        Ok(BucketInput { graph, decisions })
     }
 
-    /// For each bucket, the sets of collectives that are faster if joined, except those that rewriting uses.
+    /// The sets of collectives of a bucket that are faster if joined.
     pub fn joinable(
         &self,
-        buckets: &[BucketRequest],
-        rewritten: &[BTreeSet<String>],
-        config: CoalesceConfig,
-    ) -> Result<Vec<Vec<CoalescedSet>>> {
-        if !self.coalesces {
-            return Ok(vec![Vec::new(); buckets.len()]);
+        programs: &BucketPrograms<'_>,
+        for_small_sizes: bool,
+        config: &CoalesceConfig,
+    ) -> Result<Vec<CoalescedSet>, PassError> {
+        if !self.options.coalesce {
+            return Ok(Vec::new());
         }
-        let sets = buckets.iter().enumerate().map(|(b, bucket)| {
-            let choice = VariantChoice::default();
-            let choice = BucketVariantChoice { number: b, symbols: &bucket.ranges, choice: &choice };
-            let lowering = lower_config(self.canonical, self.options, choice);
-            let excluded = rewritten.get(b).cloned().unwrap_or_default();
-            let (program, _) = program_of_bucket(self.canonical, self.options, &bucket.ranges)?;
-            symmc_passes::find_coalescible(
-                &program,
-                &lowering,
-                &CoalesceConfig { kept: excluded, ..config.clone() },
-            )
-        });
-        Ok(sets.collect::<Result<_, PassError>>()?)
+        let program = programs.graph(for_small_sizes);
+        symmc_passes::find_coalescible(
+            program,
+            &lower_config(program, self.options, &programs.ranges),
+            config,
+        )
     }
 
-    pub fn attempt_plan(&self, inputs: Vec<BucketInput>, plan: Plan) -> Result<PlanAttempt> {
-        PlanAttempt::new(inputs, plan, &self.options.profile, self.options.memory_price)
-            .map_err(DriverError::Defect)
-    }
-
-    pub fn plan_inputs(&self, buckets: &[BucketRequest], inputs: &[BucketInput]) -> Result<Plan, PlanError> {
-        symmc_planner::plan(self.source, inputs, &self.plan_config(buckets))
-    }
-
-    /// Plans only for an estimate, without the long search for offsets, which takes most of the time of some
-    /// programs.
-    pub fn plan_on_trial(
-        &self,
-        buckets: &[BucketRequest],
-        inputs: &[BucketInput],
-    ) -> Result<Plan, PlanError> {
-        let mut config = self.plan_config(buckets);
-        config.pack.exact = 0;
-        symmc_planner::plan(self.source, inputs, &config)
-    }
-
-    pub fn plan_config(&self, buckets: &[BucketRequest]) -> PlanConfig {
+    /// The planner's options for these buckets. `among_others` says whether the plan has further buckets.
+    pub fn plan_config(&self, buckets: &[BucketRequest], among_others: bool) -> PlanConfig {
         let own_orders = buckets.iter().enumerate().filter(|(_, b)| b.own_order);
         PlanConfig {
             machine: self.options.profile.name.clone(),
@@ -136,57 +133,21 @@ impl<'a> Pipeline<'a> {
             memory_price: self.options.memory_price,
             numerics: self.options.numerics,
             own_orders: own_orders.map(|(b, _)| b).collect(),
-            among_others: self.among_others,
+            among_others,
             ..PlanConfig::default()
         }
     }
 }
 
-/// The inputs of a choice of variants, for all buckets.
-#[derive(Clone, Default)]
-pub struct VariantChoice {
-    pub symmetric: Option<u64>,
-    pub plain: bool,
-    /// For each bucket, the facts that a plan shows; the default for missing buckets.
-    pub observed: Vec<ObservedSchedule>,
-    /// For each bucket, the sets of collectives that are joined; none for missing buckets.
-    pub joined: Vec<JoinedSets>,
-}
-
-/// The inputs of a choice of variants, for one bucket.
-pub struct BucketVariantChoice<'a> {
-    pub number: usize,
-    pub symbols: &'a SymbolRanges,
-    pub choice: &'a VariantChoice,
-}
-
-/// The buckets with a variant for each collective.
-pub struct LoweredBuckets {
-    pub inputs: Vec<BucketInput>,
-    /// For each bucket, whether the choice depends on computation concurrent with a collective.
-    pub overlapped: Vec<bool>,
-}
-
-pub fn lower_config(
-    canonical: &Graph,
-    options: &CompileOptions,
-    bucket: BucketVariantChoice<'_>,
-) -> LowerConfig {
-    let BucketVariantChoice { number, symbols, choice } = bucket;
-    let observed = choice.observed.get(number).cloned().unwrap_or_default();
-    let JoinedSets { packed, together } = choice.joined.get(number).cloned().unwrap_or_default();
+/// The options of the first lowering of a bucket.
+pub fn lower_config(canonical: &Graph, options: &CompileOptions, symbols: &SymbolRanges) -> LowerConfig {
     // The planner places parameters and constants where collectives need them.
     let stored_inputs =
         canonical.inputs.iter().filter(|(_, i)| i.kind != InputKind::Argument).map(|(id, _)| id);
     LowerConfig {
         symbols: symbols.clone(),
         bound: stored_inputs.chain(options.bound.iter().copied()).collect(),
-        variants: if choice.plain { Some(Vec::new()) } else { options.variants.clone() },
-        symmetric: choice.symmetric,
-        overlap: observed.overlap,
-        exits_kept: observed.exits_kept,
-        coalesced: packed,
-        together,
+        variants: options.variants.clone(),
         numerics: options.numerics,
         ..LowerConfig::new(options.profile.clone())
     }
@@ -198,13 +159,12 @@ pub fn program_of_bucket<'g>(
     canonical: &'g Graph,
     options: &CompileOptions,
     symbols: &SymbolRanges,
-) -> Result<(Cow<'g, Graph>, Vec<ReturnedSums>), PassError> {
-    let choice = BucketVariantChoice { number: 0, symbols, choice: &VariantChoice::default() };
-    symmc_passes::lower::choose_row_sums(canonical, &lower_config(canonical, options, choice))
+) -> Result<BucketProgram<'g>, PassError> {
+    symmc_passes::lower::choose_row_sums(canonical, &lower_config(canonical, options, symbols))
 }
 
 /// Adds the reasons of sums to the decisions about them.
-pub fn explain_sums(sums: &[ReturnedSums], decisions: &mut [Decision]) {
+fn explain_sums(sums: &[ReturnedSums], decisions: &mut [Decision]) {
     for decision in decisions {
         if let Some(returned) = sums.iter().find(|sums| sums.collective == decision.collective) {
             returned.explain(decision);

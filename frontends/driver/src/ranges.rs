@@ -12,7 +12,7 @@ use symmc_support::parallel;
 use crate::divide::{self, BucketRequest, SymbolRanges, VariantChooser};
 use crate::error::{DriverError, Result};
 use crate::options::CompileOptions;
-use crate::pipeline::{BucketVariantChoice, VariantChoice, lower_config, program_of_bucket};
+use crate::pipeline::{lower_config, program_of_bucket};
 
 const MAX_BUCKETS: usize = 4096;
 
@@ -68,8 +68,7 @@ struct PointVariantChooser<'a> {
 
 impl PointVariantChooser<'_> {
     fn lower_config_at(&self, symbols: &SymbolRanges) -> LowerConfig {
-        let bucket = BucketVariantChoice { number: 0, symbols, choice: &VariantChoice::default() };
-        lower_config(self.canonical, self.options, bucket)
+        lower_config(self.canonical, self.options, symbols)
     }
 }
 

@@ -1,138 +1,372 @@
-//! Searches for the plan of some buckets: the cheapest by estimate, or the fastest within a limit of memory.
+//! The search for the plan of a bucket: one loop over proposals ([`crate::proposals`]).
+//!
+//! The first attempt chooses the variant of each collective alone. Each proposal then makes choices from the best
+//! attempt so far. A choice is lowered and planned, and its cost is the estimate of the whole plan: time, and memory at
+//! a price. The cheapest attempt stays. Rounds of all proposals end when one of them finds nothing better, or when
+//! [`MAX_ATTEMPTS`] and [`MAX_PLANNED_NODES`] are reached.
+//!
+//! A limit of symmetric memory is a constraint of the same loop. The search then also keeps the fastest attempt that
+//! fits. Each attempt is scheduled in the requested order and in the leanest order, for the same and for an unknown next
+//! run, and exit barriers are kept one after another until it fits. The attempts do not depend on the limit, except that
+//! those which cannot beat the best one that fits are left out, so that a smaller limit gives no faster plan.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 
-use symmc_passes::{CoalesceConfig, JoinMode};
-use symmc_plan::ExitBarrier;
-use symmc_planner::BucketInput;
+use symmc_ir::{CollectiveVariant, Graph};
+use symmc_plan::PAGE;
+use symmc_planner::{
+    BucketInput, OrderStrategy, PlanConfig, PlanError, Planner, PlanningEffort, ProgramSchedules,
+};
 
-use crate::attempt::{JoinedSets, PlanAttempt};
-use crate::divide::BucketRequest;
-use crate::error::Result;
-use crate::limit::fastest_within;
-use crate::pipeline::{LoweredBuckets, Pipeline, VariantChoice};
-use crate::variants::{PlannedBuckets, VariantSearch, WIDEST_COALESCING};
+use crate::attempt::{Attempt, communication_us};
+use crate::divide::{BucketRequest, SymbolRanges};
+use crate::error::{DriverError, Result};
+use crate::pipeline::{BucketPrograms, Choice, Pipeline};
+use crate::proposals::{OBSERVED_SCHEDULE, PROPOSALS, Proposal, ProposedChoice};
 
-/// Plans these buckets: returns the cheapest plan, or the fastest plan within the limit of memory.
-pub fn plan_buckets(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<PlannedBuckets> {
-    let planned = cheapest_plan(pipeline, buckets)?;
-    match pipeline.options.symm_limit {
-        Some(limit) => fastest_within(pipeline, buckets, planned, limit),
-        None => Ok(planned),
-    }
+/// The most rounds of all proposals.
+const MAX_ROUNDS: usize = 3;
+
+/// The most attempts that are planned for one bucket.
+const MAX_ATTEMPTS: usize = 240;
+
+/// The most nodes that are planned for one bucket: nodes of the program times attempts.
+const MAX_PLANNED_NODES: usize = 24_000;
+
+/// The most times that variants are chosen again with the schedule of the attempt before.
+const MAX_OBSERVED_ROUNDS: usize = 2;
+
+/// The most that a sketch may cost, relative to the sketch of the best attempt, to be planned.
+const MAX_SKETCH_RATIO: f64 = 1.01;
+
+/// The most that an attempt may cost, relative to the best one, for its variants to be chosen again with its own schedule.
+const MAX_NEAR_RATIO: f64 = 1.25;
+
+/// The difference of costs in microseconds below which attempts count as equal.
+const MIN_SAVED_US: f64 = 1e-3;
+
+/// The best plan of a bucket.
+#[derive(Clone)]
+pub struct SearchedBucket {
+    pub best: Attempt,
+    /// Whether other choices than the first were planned.
+    pub by_schedule: bool,
+    pub tried: Vec<TriedProposal>,
 }
 
-/// Returns the cheapest plan of these buckets, each in the canonical form that costs less by estimate.
-fn cheapest_plan(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<PlannedBuckets> {
-    let usual = cheapest_in_form(pipeline, buckets);
-    let Some(small_sizes) = pipeline.small_sizes() else { return usual };
-    let (usual, mut small) = match (usual, cheapest_in_form(&small_sizes, buckets)) {
-        (Ok(usual), Ok(small)) => (usual, small),
-        (Ok(planned), Err(_)) | (Err(_), Ok(planned)) => return Ok(planned),
-        (Err(error), Err(_)) => return Err(error),
+/// A choice that was planned.
+#[derive(Clone, PartialEq, Debug)]
+pub struct TriedProposal {
+    pub proposal: &'static str,
+    /// Why the proposal may be faster.
+    pub reason: &'static str,
+    pub change: String,
+    /// The collectives that the choice changed; none if it concerns all.
+    pub collectives: Vec<String>,
+    /// The estimated cost in microseconds: time, and memory at a price.
+    pub cost: f64,
+    /// The cost of the best attempt before it.
+    pub before: f64,
+}
+
+pub struct BucketSearch<'a> {
+    pub pipeline: &'a Pipeline<'a>,
+    pub programs: BucketPrograms<'a>,
+    config: PlanConfig,
+    /// The options of plans of which only the estimate is compared.
+    sketch_config: PlanConfig,
+    pub best: Attempt,
+    /// The cost of a sketch of the best attempt.
+    best_sketch_cost: f64,
+    /// If there is a limit: the best attempt that fits, and what is needed if none does.
+    within_limit: Option<WithinLimit>,
+    known_choices: HashSet<Choice>,
+    known_graphs: Vec<Graph>,
+    planned_nodes: usize,
+    tried: Vec<TriedProposal>,
+}
+
+/// What became of a choice.
+enum Considered {
+    /// It is the best attempt now.
+    Better,
+    /// It costs at most [`MAX_NEAR_RATIO`] times as much as the best attempt.
+    Near(Box<Attempt>),
+    Worse,
+}
+
+struct WithinLimit {
+    limit: u64,
+    best: Option<Attempt>,
+    /// The bytes of the smallest symmetric arena, and its fixed part, while nothing fits.
+    least: (u64, u64),
+}
+
+/// Finds the cheapest plan of a bucket, or the fastest one within the limit of symmetric memory. `among_others` says
+/// whether the plan has further buckets.
+pub fn search_bucket(
+    pipeline: &Pipeline<'_>,
+    ranges: &SymbolRanges,
+    among_others: bool,
+    symm_limit: Option<u64>,
+) -> Result<SearchedBucket> {
+    let mut config = pipeline.plan_config(&[BucketRequest::new(ranges.clone())], among_others);
+    config.pack.exact = 0;
+    let programs = BucketPrograms::new(pipeline, ranges)?;
+    let choice = Choice::default();
+    let input = pipeline.lower(&programs, &choice)?;
+    let has_collectives = input.graph.nodes.values().any(|node| node.op.as_collective().is_some());
+    let known_graphs = vec![input.graph.clone()];
+    let sketch_config = PlanConfig { effort: PlanningEffort::Sketch, ..config.clone() };
+    let best_sketch_cost = plan_free(pipeline, &sketch_config, choice.clone(), input.clone())?.cost;
+    let best = plan_free(pipeline, &config, choice.clone(), input)?;
+    let mut search = BucketSearch {
+        pipeline,
+        programs,
+        config,
+        sketch_config,
+        best,
+        best_sketch_cost,
+        within_limit: symm_limit.map(|limit| WithinLimit { limit, best: None, least: (u64::MAX, 0) }),
+        known_choices: HashSet::from([choice]),
+        known_graphs,
+        planned_nodes: 0,
+        tried: Vec::new(),
     };
-    let mut search = VariantSearch::new(pipeline, buckets, pipeline.attempt_plan(usual.inputs, usual.plan)?);
-    search.take_better(pipeline.attempt_plan(small.inputs, small.plan)?)?;
-    let (inputs, plan) = search.into_packed_plan();
-    let mut tried = usual.tried;
-    tried.append(&mut small.tried);
-    Ok(PlannedBuckets { inputs, plan, by_schedule: true, joined: usual.joined, tried })
+    search.fit(&search.best.clone())?;
+    if has_collectives {
+        search.run()?;
+    }
+    search.finish()
 }
 
-/// Returns the cheapest plan of these buckets in the form [`canonical`](Pipeline::canonical).
-fn cheapest_in_form(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<PlannedBuckets> {
-    let LoweredBuckets { inputs, overlapped } = pipeline.lower(buckets, &VariantChoice::default())?;
-    let plan = pipeline.plan_inputs(buckets, &inputs)?;
+/// Plans a choice without a limit.
+fn plan_free(
+    pipeline: &Pipeline<'_>,
+    config: &PlanConfig,
+    choice: Choice,
+    input: BucketInput,
+) -> Result<Attempt> {
+    let inputs = [input];
+    let (placed, fixed_bytes) = {
+        let planner = Planner::new(pipeline.source, &inputs, config)?;
+        (planner.place()?, planner.fixed_bytes())
+    };
+    let [input] = inputs;
+    let options = pipeline.options;
+    Attempt::new(choice, input, placed, fixed_bytes, &options.profile, options.memory_price)
+}
 
-    let none = vec![BTreeSet::new(); buckets.len()];
-    let packed = pipeline.joinable(
-        buckets,
-        &none,
-        CoalesceConfig { joining: JoinMode::Packed, ..WIDEST_COALESCING },
-    )?;
-    let together = pipeline.joinable(
-        buckets,
-        &none,
-        CoalesceConfig { joining: JoinMode::Together, ..WIDEST_COALESCING },
-    )?;
-    // The buckets whose variants depend on the schedule.
-    let mut to_search: Vec<usize> = Vec::new();
-    for (b, (bucket, overlapped)) in plan.buckets.iter().zip(overlapped).enumerate() {
-        let keeps_exits = bucket.steps.iter().any(|s| s.exit == Some(ExitBarrier::Kept));
-        if overlapped || keeps_exits || !packed[b].is_empty() || !together[b].is_empty() {
-            to_search.push(b);
+impl BucketSearch<'_> {
+    pub fn limit(&self) -> Option<u64> {
+        self.within_limit.as_ref().map(|within| within.limit)
+    }
+
+    /// Whether the options allow a variant.
+    pub fn is_allowed(&self, variant: CollectiveVariant) -> bool {
+        self.pipeline.options.variants.as_ref().is_none_or(|variants| variants.contains(&variant))
+    }
+
+    fn run(&mut self) -> Result<()> {
+        self.follow_schedule()?;
+        for _ in 0..MAX_ROUNDS {
+            let before = self.best.cost;
+            for proposal in PROPOSALS {
+                if self.is_exhausted() {
+                    return Ok(());
+                }
+                for proposed in (proposal.choices)(self)? {
+                    if self.is_exhausted() {
+                        return Ok(());
+                    }
+                    if self.try_proposal(proposal, proposed)? {
+                        self.follow_schedule()?;
+                    }
+                }
+            }
+            if self.best.cost > before - MIN_SAVED_US {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_exhausted(&self) -> bool {
+        self.tried.len() >= MAX_ATTEMPTS || self.planned_nodes >= MAX_PLANNED_NODES
+    }
+
+    /// Considers a choice of a proposal, and the same with the overlap and the exit barriers of its own schedule, if the
+    /// proposal changes these. Returns whether one of them is the best attempt now.
+    fn try_proposal(&mut self, proposal: &'static Proposal, proposed: ProposedChoice) -> Result<bool> {
+        match self.consider(proposal, proposed.clone())? {
+            Considered::Better => Ok(true),
+            Considered::Near(attempt) if proposal.changes_schedule => {
+                let conditions = attempt.observed_conditions()?;
+                let choice = Choice { conditions, ..attempt.choice };
+                let proposed = ProposedChoice { choice, ..proposed };
+                Ok(matches!(self.consider(proposal, proposed)?, Considered::Better))
+            }
+            _ => Ok(false),
         }
     }
-    let planned = PlannedBuckets {
-        tried: if pipeline.options.symm_limit.is_some() { vec![inputs.clone()] } else { Vec::new() },
-        joined: vec![JoinedSets::default(); buckets.len()],
-        inputs,
-        plan,
-        by_schedule: !to_search.is_empty(),
-    };
-    if to_search.is_empty() {
-        return Ok(planned);
-    }
-    if to_search.len() == buckets.len() {
-        let first = pipeline.attempt_plan(planned.inputs, planned.plan)?;
-        return search_variants(pipeline, buckets, first, planned.tried);
-    }
-    search_some_variants(pipeline, buckets, planned, &to_search)
-}
 
-/// Returns the plan of these buckets after a search for cheaper variants that starts from an attempt.
-fn search_variants(
-    pipeline: &Pipeline<'_>,
-    buckets: &[BucketRequest],
-    first: PlanAttempt,
-    mut tried: Vec<Vec<BucketInput>>,
-) -> Result<PlannedBuckets> {
-    let mut search = VariantSearch::new(pipeline, buckets, first);
-    search.run()?;
-    tried.append(&mut search.tried);
-    let joined = search.joined_sets();
-    let (inputs, plan) = search.into_packed_plan();
-    Ok(PlannedBuckets { inputs, plan, by_schedule: true, joined, tried })
-}
+    /// Chooses variants again with the overlap and the exit barriers of the best attempt.
+    fn follow_schedule(&mut self) -> Result<()> {
+        for _ in 0..MAX_OBSERVED_ROUNDS {
+            let conditions = self.best.observed_conditions()?;
+            let choice = Choice { conditions, ..self.best.choice.clone() };
+            let change = "with the schedule of the best attempt".to_string();
+            let proposed = ProposedChoice { choice, change, collectives: Vec::new() };
+            if !matches!(self.consider(&OBSERVED_SCHEDULE, proposed)?, Considered::Better) {
+                break;
+            }
+        }
+        Ok(())
+    }
 
-/// Returns the plan with other variants for the buckets `to_search` if those cost less.
-fn search_some_variants(
-    pipeline: &Pipeline<'_>,
-    buckets: &[BucketRequest],
-    mut planned: PlannedBuckets,
-    to_search: &[usize],
-) -> Result<PlannedBuckets> {
-    let requests: Vec<BucketRequest> = to_search.iter().map(|&b| buckets[b].clone()).collect();
-    let first: Vec<BucketInput> = to_search.iter().map(|&b| planned.inputs[b].clone()).collect();
-    let among_others = Pipeline { among_others: true, ..*pipeline };
-    let trial_plan = among_others.plan_on_trial(&requests, &first)?;
-    let mut search =
-        VariantSearch::new(&among_others, &requests, among_others.attempt_plan(first, trial_plan)?);
-    search.run()?;
-    let chosen = replace_inputs(&planned.inputs, to_search, &search.best.inputs);
-    for tried in &search.tried {
-        planned.tried.push(replace_inputs(&planned.inputs, to_search, tried));
-    }
-    for (&b, joined) in to_search.iter().zip(search.joined_sets()) {
-        planned.joined[b] = joined;
-    }
-    if chosen.iter().zip(&planned.inputs).any(|(a, b)| a.graph != b.graph) {
-        // Other buckets have as much room as before, except for new landing zones.
-        if let Ok(plan) = pipeline.plan_inputs(buckets, &chosen) {
-            planned.inputs = chosen;
-            planned.plan = plan;
+    /// Plans a choice, and keeps it if it costs less than the best one. A choice that cannot be planned, that gives a known
+    /// program, or whose communication alone takes longer than the best plan is never better.
+    fn consider(&mut self, proposal: &'static Proposal, proposed: ProposedChoice) -> Result<Considered> {
+        let ProposedChoice { choice, change, collectives } = proposed;
+        if !self.known_choices.insert(choice.clone()) {
+            return Ok(Considered::Worse);
+        }
+        let input = self.pipeline.lower(&self.programs, &choice)?;
+        if self.known_graphs.contains(&input.graph) {
+            return Ok(Considered::Worse);
+        }
+        self.known_graphs.push(input.graph.clone());
+        self.planned_nodes += input.graph.nodes.len();
+        let least_us = communication_us(&input.graph, &self.pipeline.options.profile);
+        let may_fit_faster =
+            |within: &WithinLimit| within.best.as_ref().is_none_or(|best| least_us < best.estimate.total_us);
+        if least_us >= self.best.cost && !self.within_limit.as_ref().is_some_and(may_fit_faster) {
+            return Ok(Considered::Worse);
+        }
+        let before = self.best.cost;
+        let Some((attempt, sketch_cost)) = self.plan_choice(choice, input)? else {
+            return Ok(Considered::Worse);
+        };
+        self.fit(&attempt)?;
+        let cost = attempt.cost;
+        let is_better = sketch_cost.is_some() && cost < before - MIN_SAVED_US;
+        let Proposal { name: proposal, reason, .. } = *proposal;
+        tracing::debug!(
+            target: "symmc::compile", proposal, change, ?collectives, before, cost, is_better, "tried a proposal"
+        );
+        self.tried.push(TriedProposal { proposal, reason, change, collectives, cost, before });
+        match sketch_cost.filter(|_| is_better) {
+            Some(sketch_cost) => {
+                self.best = attempt;
+                self.best_sketch_cost = sketch_cost;
+                Ok(Considered::Better)
+            }
+            None if cost <= MAX_NEAR_RATIO * before => Ok(Considered::Near(Box::new(attempt))),
+            None => Ok(Considered::Worse),
         }
     }
-    Ok(planned)
+
+    /// Plans a choice: a sketch, and the plan with the cost of its sketch if that is not much above the sketch of the
+    /// best attempt. `None` if it cannot be planned.
+    fn plan_choice(&self, choice: Choice, input: BucketInput) -> Result<Option<(Attempt, Option<f64>)>> {
+        let planned = |config| match plan_free(self.pipeline, config, choice.clone(), input.clone()) {
+            Ok(attempt) => Ok(Some(attempt)),
+            Err(DriverError::Plan(_)) => Ok(None),
+            Err(error) => Err(error),
+        };
+        let Some(sketch) = planned(&self.sketch_config)? else { return Ok(None) };
+        if sketch.cost > MAX_SKETCH_RATIO * self.best_sketch_cost {
+            return Ok(Some((sketch, None)));
+        }
+        Ok(planned(&self.config)?.map(|attempt| (attempt, Some(sketch.cost))))
+    }
+
+    /// Makes the program of an attempt fit the limit, if there is one, and keeps it if it is the fastest that does.
+    fn fit(&mut self, attempt: &Attempt) -> Result<()> {
+        let Some(within) = &mut self.within_limit else { return Ok(()) };
+        if attempt.symmetric_bytes <= within.limit {
+            within.take_if_faster(attempt.clone());
+            return Ok(());
+        }
+        let inputs = [attempt.input.clone()];
+        let planner = Planner::new(self.pipeline.source, &inputs, &self.config)?;
+        let options = self.pipeline.options;
+        for schedules in schedules_within(&planner, options.order, within.limit)? {
+            let schedules = match schedules {
+                Ok(schedules) => schedules,
+                Err(needed) => {
+                    within.least = within.least.min((needed, planner.fixed_bytes()));
+                    continue;
+                }
+            };
+            within.take_if_faster(Attempt::new(
+                attempt.choice.clone(),
+                attempt.input.clone(),
+                schedules.place()?,
+                planner.fixed_bytes(),
+                &options.profile,
+                options.memory_price,
+            )?);
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<SearchedBucket> {
+        let BucketSearch { best, within_limit, tried, .. } = self;
+        let best = match within_limit {
+            None => best,
+            Some(WithinLimit { best: Some(best), .. }) => best,
+            Some(WithinLimit { limit, least: (least, fixed), .. }) => {
+                return Err(DriverError::SymmLimit { limit, least, fixed });
+            }
+        };
+        Ok(SearchedBucket { best, by_schedule: !tried.is_empty(), tried })
+    }
 }
 
-/// All inputs, with those at `positions` replaced.
-fn replace_inputs(inputs: &[BucketInput], positions: &[usize], replaced: &[BucketInput]) -> Vec<BucketInput> {
-    let mut out = inputs.to_vec();
-    for (&b, input) in positions.iter().zip(replaced) {
-        out[b] = input.clone();
+impl WithinLimit {
+    fn take_if_faster(&mut self, attempt: Attempt) {
+        let key = |attempt: &Attempt| (attempt.estimate.total_us, attempt.cost);
+        if self.best.as_ref().is_none_or(|best| key(&attempt) < key(best)) {
+            self.best = Some(attempt);
+        }
     }
-    out
+}
+
+/// The schedules of a program within a limit of symmetric memory, one for each order and next run: in the requested order
+/// and in the leanest one, with exit barriers kept until the arena fits. If it never fits, the bytes that it needs.
+pub fn schedules_within<'p>(
+    planner: &'p Planner<'p>,
+    order: OrderStrategy,
+    limit: u64,
+) -> Result<Vec<Result<ProgramSchedules<'p>, u64>>, PlanError> {
+    let lean = (order == OrderStrategy::Chosen).then_some(OrderStrategy::Lean);
+    let mut all = Vec::new();
+    for order in [Some(order), lean].into_iter().flatten() {
+        for &next_run in planner.next_runs() {
+            let mut schedules = planner.schedule(order, next_run)?;
+            let relies_on_next_run = schedules.rely_on_next_run();
+            let fits = keep_barriers_to_fit(&mut schedules, limit / PAGE * PAGE)?;
+            all.push(if fits { Ok(schedules) } else { Err(schedules.place()?.symmetric_bytes()) });
+            if !relies_on_next_run {
+                break;
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Keeps exit barriers until the symmetric arena takes at most `limit` bytes; returns whether it does.
+fn keep_barriers_to_fit(schedules: &mut ProgramSchedules<'_>, limit: u64) -> Result<bool, PlanError> {
+    loop {
+        // A lower bound is known before blocks have offsets.
+        if schedules.symmetric_bound()? <= limit && schedules.place()?.symmetric_bytes() <= limit {
+            return Ok(true);
+        }
+        if !schedules.keep_barriers()? {
+            return Ok(false);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -328,7 +328,7 @@ impl Plan {
 
     /// Explains a value: its memory and live range, the ranks that access it, and the choice of its collective's variant.
     fn explain(&self, py: Python<'_>, value: &str) -> PyResult<String> {
-        py.detach(|| symmc_cli::explain(&self.0, value)).map_err(|error| input_error(error.to_string()))
+        py.detach(|| symmc_cli::explain(&self.0, value, &[])).map_err(|error| input_error(error.to_string()))
     }
 
     /// The variant of each collective in each bucket, with the alternatives.

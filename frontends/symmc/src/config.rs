@@ -28,7 +28,7 @@ pub struct CompileConfig {
     /// The strategy that orders the steps.
     pub order: OrderStrategy,
     /// The memory that may be spent to overlap communication with computation, as a fraction of the memory of the leanest
-    /// order: 0.05 allows 5 % more.
+    /// order, or of 256 MiB if that is more: 0.05 allows 5 % more.
     pub slack: f64,
     /// The price of memory: overlap must make a run faster by at least this many microseconds, by estimate, for each MiB that
     /// it takes.

@@ -125,7 +125,7 @@ pub use symmc_check::CheckedPlan;
 pub use symmc_compare::{
     ComparedPart, LimitKind, PartLimit, SourceComparison, SourceDifferences, SourceStatus,
 };
-pub use symmc_driver::CompileReport;
+pub use symmc_driver::{CompileReport, TriedProposal};
 pub use symmc_ir::CollectiveVariant;
 pub use symmc_ir::machine::MachineProfile;
 pub use symmc_ir::numerics::{Numerics, NumericsClass, NumericsError};

@@ -82,39 +82,25 @@ impl MachineProfile {
         Some(TimedStep { communicates: true, compute_share: share, rate, ..TimedStep::compute(time) })
     }
 
-    /// The estimated microseconds that a collective adds to a run in which `concurrent_us` of compute can
-    /// overlap it (see the [module](super)). The other parameters are those of
-    /// [`estimate_collective`](Self::estimate_collective).
+    /// The estimated microseconds that collectives, which run as one step, add to a run in which computation
+    /// runs concurrently during the fraction `hidden` of their time (see the [module](super)). The other
+    /// parameters are those of [`estimate_collectives`](Self::estimate_collectives).
     pub fn estimate_added_us(
-        &self,
-        kind: &CollectiveKind,
-        variant: CollectiveVariant,
-        exit: Option<bool>,
-        bytes: u64,
-        ranks: u32,
-        concurrent_us: f64,
-    ) -> Option<f64> {
-        self.estimate_added_us_of_collectives(&[(kind, bytes)], variant, exit, ranks, concurrent_us)
-    }
-
-    /// As [`estimate_added_us`](Self::estimate_added_us), for collectives that run as one step.
-    pub fn estimate_added_us_of_collectives(
         &self,
         collectives: &[(&CollectiveKind, u64)],
         variant: CollectiveVariant,
         exit: Option<bool>,
         ranks: u32,
-        concurrent_us: f64,
+        hidden: f64,
     ) -> Option<f64> {
         let us = self.estimate_collectives(collectives, variant, exit, ranks)?;
-        let hidden = us.min(concurrent_us);
         if hidden == 0.0 {
             return Some(us);
         }
         let Some(share) = self.occupied_compute_share_of_collectives(collectives, variant, ranks) else {
             return Some(us);
         };
-        Some(us - hidden + hidden * share)
+        Some(us * (1.0 - hidden + hidden * share))
     }
 
     /// The share of its time that a step of collectives takes from concurrent computation.

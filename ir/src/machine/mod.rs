@@ -569,18 +569,18 @@ mod tests {
     #[test]
     fn a_slower_collective_may_add_less_next_to_compute() {
         let p = MachineProfile::builtin("h200x2").unwrap();
-        let added = |variant, concurrent_us| {
-            p.estimate_added_us(&CollectiveKind::AllGather, variant, None, 128 << 20, 2, concurrent_us)
-                .unwrap()
-        };
+        let gather = CollectiveKind::AllGather;
+        let added =
+            |variant, hidden| p.estimate_added_us(&[(&gather, 128 << 20)], variant, None, 2, hidden).unwrap();
         assert!(added(CollectiveVariant::Copies, 0.0) > added(CollectiveVariant::Push, 0.0));
-        assert!(added(CollectiveVariant::Copies, 1000.0) < added(CollectiveVariant::Push, 1000.0));
+        assert!(added(CollectiveVariant::Copies, 1.0) < added(CollectiveVariant::Push, 1.0));
         // Time that is not overlapped counts in full.
-        let base = added(CollectiveVariant::Copies, 0.0);
-        assert_eq!(added(CollectiveVariant::Copies, 30.0), base - 30.0 + 30.0 / 3.0);
+        let alone = added(CollectiveVariant::Copies, 0.0);
+        let half_hidden = added(CollectiveVariant::Copies, 0.5);
+        assert!((half_hidden - (alone / 2.0 + added(CollectiveVariant::Copies, 1.0) / 2.0)).abs() < 1e-9);
         let host = MachineProfile::builtin("host").unwrap();
-        let [next_to_compute, without_compute] = [1000.0, 0.0].map(|us| {
-            host.estimate_added_us(&CollectiveKind::AllGather, CollectiveVariant::Push, None, 1 << 20, 2, us)
+        let [next_to_compute, without_compute] = [1.0, 0.0].map(|hidden| {
+            host.estimate_added_us(&[(&gather, 1 << 20)], CollectiveVariant::Push, None, 2, hidden)
         });
         assert_eq!(next_to_compute, without_compute);
     }

@@ -27,8 +27,9 @@ use symmc_ir::{
 };
 use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
 
-use super::concurrent_compute;
-use super::context::{AssumedSchedule, LowerContext, Overlap, RegionSurroundings, round_us};
+use super::computation;
+use super::conditions::{CollectiveConditions, LowerConditions};
+use super::context::{LowerContext, round_us};
 use super::joint_costs::{self, JointLossModel, JointLosses};
 
 /// Collectives that become one, in the order in which their operands become available.
@@ -72,22 +73,16 @@ pub const COALESCE_RULE: &str = "coalesce_collectives";
 /// The chosen alternative of a collective that another one replaces.
 const ABSORBED_ALTERNATIVE: &str = "absorbed";
 
-/// Copies the overlap and the exit barriers that a schedule has for the members of each set to the coalesced
-/// collective, which has the name in `names`.
-pub fn rename_in_schedule(
+/// Gives each coalesced collective, which has the name in `names`, the conditions of its members.
+pub fn rename_in_conditions(
     graph: &Graph,
     sets: &[CollectiveSet],
     names: &[String],
-    schedule: &mut AssumedSchedule,
+    conditions: &mut LowerConditions,
 ) {
     for (set, name) in sets.iter().zip(names) {
-        if let Overlap::Scheduled(overlap) = &mut schedule.overlap {
-            let us = set.iter().filter_map(|&id| overlap.get(graph.node_name(id))).sum();
-            overlap.insert(name.clone(), us);
-        }
-        if set.iter().any(|&id| schedule.exits_kept.contains(graph.node_name(id))) {
-            schedule.exits_kept.insert(name.clone());
-        }
+        let joined = conditions.of(set.iter().map(|&id| graph.node_name(id)));
+        conditions.by_name.insert(name.clone(), joined);
     }
 }
 
@@ -124,7 +119,7 @@ pub fn expand_decisions(
                 plain,
                 bytes.into(),
                 0.0,
-                RegionSurroundings::default(),
+                CollectiveConditions::default(),
             );
             let mut alternatives = vec![alternative_without_copies(ABSORBED_ALTERNATIVE, 0.0)];
             if let Some(us) = plain_us {
@@ -220,7 +215,7 @@ pub fn find_sets(
                 let slot = walk.join_set(id, candidate, now_us);
                 walk.needs[id.index()] = 1 << slot;
             }
-            None => now_us += concurrent_compute::node_computation_us(graph, id, context),
+            None => now_us += computation::node_computation_us(graph, id, context),
         }
     }
     walk.open.drain(..).flatten().for_each(|open| walk.done.push(open.members));
@@ -339,7 +334,14 @@ fn fastest(context: &LowerContext, collective: &Collective, bytes: u64) -> Optio
     let kind = &collective.kind;
     let variants = context.profile.supported_variants(kind).into_iter();
     let times_us = variants.filter_map(|variant| {
-        context.estimate_us(kind, collective.group, variant, bytes.into(), 0.0, RegionSurroundings::default())
+        context.estimate_us(
+            kind,
+            collective.group,
+            variant,
+            bytes.into(),
+            0.0,
+            CollectiveConditions::default(),
+        )
     });
     times_us.min_by(f64::total_cmp)
 }
@@ -504,8 +506,13 @@ impl CoalesceWalk<'_> {
                     .map(|&id| sized_collective(self.graph, self.context, &self.graph.nodes[id]))
                     .collect::<Option<_>>()?;
                 let losses = joint_costs::sum_losses(open.losses, candidate.losses);
-                joint_costs::best_joint_variant(self.context, &sized, &losses, RegionSurroundings::default())?
-                    .1
+                joint_costs::best_joint_variant(
+                    self.context,
+                    &sized,
+                    &losses,
+                    CollectiveConditions::default(),
+                )?
+                .1
             }
         };
         Some(open.alone_us + candidate.alone_us - joined_us)

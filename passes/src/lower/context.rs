@@ -3,10 +3,9 @@
 //! [`LowerContext`] holds all inputs on which the solution of every region depends: the profile, the ranges
 //! of the bucket, the permitted variants and rules. Two lowerings with equal contexts share solutions
 //! ([`super::solutions`]), so an input on which a solution depends belongs there or in the
-//! [`RegionKey`](super::region::RegionKey) of a region. [`AssumedSchedule`] holds facts about a schedule,
-//! from which the keys of regions are derived.
+//! [`RegionKey`](super::region::RegionKey) of a region.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeMap;
 
 use symmc_ir::machine::{MachineProfile, OperationCounts};
 use symmc_ir::{
@@ -14,22 +13,13 @@ use symmc_ir::{
     TensorType,
 };
 
+use super::conditions::CollectiveConditions;
+
 /// The size at which the e-graph of a region stops growing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EGraphLimits {
     pub nodes: usize,
     pub iterations: usize,
-}
-
-#[derive(Clone, PartialEq, Debug, Default)]
-pub enum Overlap {
-    /// All computation that is independent of a collective, as if a schedule could run all of it
-    /// concurrently.
-    #[default]
-    Possible,
-    /// The computation that a schedule runs concurrently: microseconds by the name of the collective, 0 for
-    /// those that are missing.
-    Scheduled(HashMap<String, f64>),
 }
 
 /// The sizes of a collective in bytes at the upper ends of the bucket.
@@ -48,39 +38,6 @@ impl From<u64> for CollectiveSizes {
     }
 }
 
-/// Facts about a schedule around the collectives of a region.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct RegionSurroundings {
-    /// Microseconds of computation that can run concurrently with them.
-    pub concurrent_us: f64,
-    /// Whether droppable exit barriers are known to be kept.
-    pub exit_kept: bool,
-}
-
-#[derive(Clone, Default)]
-pub struct AssumedSchedule {
-    pub overlap: Overlap,
-    /// The names of the collectives whose droppable exit barriers the plan keeps.
-    pub exits_kept: BTreeSet<String>,
-}
-
-impl AssumedSchedule {
-    /// The computation concurrent with a step of these collectives, and whether the exit barrier of one of
-    /// them is kept.
-    pub fn surroundings_of<'n>(&self, names: impl Iterator<Item = &'n str> + Clone) -> RegionSurroundings {
-        let concurrent_us = match &self.overlap {
-            Overlap::Possible => 0.0,
-            Overlap::Scheduled(us) => {
-                names.clone().filter_map(|name| us.get(name)).fold(0.0, |max, &us| us.max(max))
-            }
-        };
-        RegionSurroundings {
-            concurrent_us,
-            exit_kept: names.into_iter().any(|name| self.exits_kept.contains(name)),
-        }
-    }
-}
-
 #[derive(Clone, PartialEq)]
 pub struct LowerContext {
     pub profile: MachineProfile,
@@ -88,8 +45,6 @@ pub struct LowerContext {
     pub symbols: SymbolTable,
     /// The variants that may be chosen; `None` for all.
     pub variants: Option<Vec<CollectiveVariant>>,
-    /// The most bytes of symmetric memory that one collective may ask for.
-    pub symmetric: Option<u64>,
     pub numerics: Numerics,
     pub limits: EGraphLimits,
     /// For each inner and outer group of nested all-reduces of one kind, the group that covers the ranks of
@@ -146,12 +101,13 @@ impl LowerContext {
         variant: CollectiveVariant,
         sizes: CollectiveSizes,
         copy_us: f64,
-        surroundings: RegionSurroundings,
+        conditions: CollectiveConditions,
     ) -> Option<f64> {
-        if !self.fits_symmetric_limit(kind, group, variant, sizes.whole) {
+        let bytes = variant.symmetric_bytes(kind, sizes.whole, u64::from(self.ranks(group)));
+        if bytes > conditions.max_symmetric_bytes {
             return None;
         }
-        self.added_us(&[(kind, sizes.moved)], group, variant, copy_us, surroundings)
+        self.estimate_joint_us(&[(kind, sizes.moved)], group, variant, copy_us, conditions)
     }
 
     /// The same estimate for collectives that run as one step, compared with plain ones one after another.
@@ -162,58 +118,35 @@ impl LowerContext {
         group: GroupId,
         variant: CollectiveVariant,
         copy_us: f64,
-        surroundings: RegionSurroundings,
-    ) -> Option<f64> {
-        let fits =
-            collectives.iter().all(|&(kind, bytes)| self.fits_symmetric_limit(kind, group, variant, bytes));
-        if !fits {
-            return None;
-        }
-        self.added_us(collectives, group, variant, copy_us, surroundings)
-    }
-
-    /// Whether a collective may have the symmetric memory that this variant asks for.
-    fn fits_symmetric_limit(
-        &self,
-        kind: &CollectiveKind,
-        group: GroupId,
-        variant: CollectiveVariant,
-        bytes: u64,
-    ) -> bool {
-        let ranks = u64::from(self.ranks(group));
-        self.symmetric.is_none_or(|limit| variant.symmetric_bytes(kind, bytes, ranks) <= limit)
-    }
-
-    fn added_us(
-        &self,
-        collectives: &[(&CollectiveKind, u64)],
-        group: GroupId,
-        variant: CollectiveVariant,
-        copy_us: f64,
-        surroundings: RegionSurroundings,
+        conditions: CollectiveConditions,
     ) -> Option<f64> {
         let allowed = variant == CollectiveVariant::Plain
             || self.variants.as_ref().is_none_or(|v| v.contains(&variant));
         let &(first, _) = collectives.first()?;
         let contract = variant.contract(first).filter(|_| allowed)?;
         let n = self.ranks(group);
-        let RegionSurroundings { concurrent_us, exit_kept } = surroundings;
-        let profile = &self.profile;
-        let kept_us =
-            profile.estimate_added_us_of_collectives(collectives, variant, Some(true), n, concurrent_us)?;
-        let mut plain = 0.0;
-        for &(kind, bytes) in collectives {
-            plain +=
-                profile.estimate_added_us(kind, CollectiveVariant::Plain, None, bytes, n, concurrent_us)?;
+        let fits = |&(kind, bytes): &(&CollectiveKind, u64)| {
+            variant.symmetric_bytes(kind, bytes, u64::from(n)) <= conditions.max_symmetric_bytes
+        };
+        if collectives.len() > 1 && !collectives.iter().all(fits) {
+            return None;
         }
-        let droppable =
-            contract.exit_barrier == ExitBarrierPolicy::Droppable && !exit_kept && kept_us + copy_us <= plain;
+        let hidden = conditions.hidden_fraction();
+        let added_us = |collectives: &[(&CollectiveKind, u64)], variant, exit| {
+            self.profile.estimate_added_us(collectives, variant, exit, n, hidden)
+        };
+        let kept_us = added_us(collectives, variant, Some(true))?;
+        let mut plain_us = 0.0;
+        for &collective in collectives {
+            plain_us += added_us(&[collective], CollectiveVariant::Plain, None)?;
+        }
+        let droppable = contract.exit_barrier == ExitBarrierPolicy::Droppable
+            && !conditions.exit_kept
+            && kept_us + copy_us <= plain_us;
         if !droppable {
             return Some(kept_us);
         }
-        let dropped =
-            profile.estimate_added_us_of_collectives(collectives, variant, Some(false), n, concurrent_us);
-        dropped.or(Some(kept_us))
+        added_us(collectives, variant, Some(false)).or(Some(kept_us))
     }
 }
 

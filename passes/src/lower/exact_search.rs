@@ -121,7 +121,8 @@ impl ExtractionSearch<'_> {
 }
 
 fn list_class_choices(graph: &LangEGraph, uses: &CostModel, class: Id) -> Vec<ClassChoice> {
-    let mut nodes: Vec<&Lang> = graph[class].nodes.iter().collect();
+    let mut nodes: Vec<&Lang> =
+        graph[class].nodes.iter().filter(|node| uses.permits(graph, class, node)).collect();
     nodes.sort_by_key(|node| (!is_plain(node), *node));
     let mut out: Vec<ClassChoice> = Vec::new();
     for node in nodes {
@@ -151,7 +152,7 @@ mod tests {
     use symmc_ir::machine::MachineProfile;
     use symmc_ir::{Numerics, NumericsClass, text};
 
-    use super::super::context::AssumedSchedule;
+    use super::super::conditions::LowerConditions;
     use super::super::solve::{CompiledRules, SaturatedRegion, build_cost_model};
     use super::super::{LowerConfig, build_context, region};
     use super::*;
@@ -222,7 +223,7 @@ mod tests {
             );
             let context = Arc::new(build_context(&graph, &config).expect("the profile has plain"));
             let rules = CompiledRules::compiled(numerics).expect("rules parse");
-            for region in region::find_regions(&graph, &config.bound, &context, &AssumedSchedule::default()) {
+            for region in region::find_regions(&graph, &config.bound, &context, &LowerConditions::default()) {
                 let saturated = SaturatedRegion::new(&region.key.form, &context, &rules.all, false)
                     .expect("it is imported");
                 let uses = build_cost_model(&saturated.graph, &saturated.imported, &region.key);

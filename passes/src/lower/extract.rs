@@ -21,7 +21,7 @@ use egg::{Id, Language};
 use symmc_ir::machine::OperationCounts;
 use symmc_ir::{CollectiveKind, CollectiveName, CollectiveVariant};
 
-use super::context::RegionSurroundings;
+use super::conditions::CollectiveConditions;
 use super::language::{self, Lang, LangEGraph};
 
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -54,19 +54,31 @@ pub struct CostModel {
     pub outputs: BTreeSet<Id>,
     /// Classes of collectives, with the names and variants that can be one step with the following node.
     pub fused: BTreeSet<(Id, CollectiveName, CollectiveVariant)>,
-    pub surroundings: RegionSurroundings,
+    pub conditions: CollectiveConditions,
     /// The known costs of collectives.
     costs: RefCell<HashMap<Lang, Option<Cost>>>,
 }
 
 impl CostModel {
-    /// The model for these outputs and fusible collectives, in a region with these surroundings.
+    /// The model for these outputs and fusible collectives, in a region under these conditions.
     pub fn new(
         outputs: BTreeSet<Id>,
         fused: BTreeSet<(Id, CollectiveName, CollectiveVariant)>,
-        surroundings: RegionSurroundings,
+        conditions: CollectiveConditions,
     ) -> CostModel {
-        CostModel { outputs, fused, surroundings, costs: RefCell::default() }
+        CostModel { outputs, fused, conditions, costs: RefCell::default() }
+    }
+
+    /// Whether the conditions of the region permit a node of a class. A collective that no permitted variant
+    /// can run may be run by any.
+    pub fn permits(&self, graph: &LangEGraph, class: Id, node: &Lang) -> bool {
+        let Lang::Collective(name, Some(variant), _) = node else { return true };
+        let permitted = self.conditions.variants;
+        permitted.contains(*variant)
+            || !graph[class].nodes.iter().any(|other| {
+                matches!(other, Lang::Collective(n, Some(v), _) if n == name && permitted.contains(*v))
+                    && node_cost(graph, class, &canonical_node(graph, other), self).is_some()
+            })
     }
 
     /// Adds collectives that can be one step with the following node.
@@ -134,9 +146,10 @@ fn estimate_node_cost(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostMod
             let sizes = language::collective_sizes(graph, &collective, operands, class)?;
             let kind = &collective.kind;
             let variant = collective.variant?;
-            let around = uses.surroundings;
-            let run = context.estimate_us(kind, collective.group, variant, sizes, moving + out, around)?;
-            let copy_us = packing + moving + out;
+            let copied_us = moving + out;
+            let run =
+                context.estimate_us(kind, collective.group, variant, sizes, copied_us, uses.conditions)?;
+            let copy_us = packing + copied_us;
             let saved_us = match kind {
                 _ if !uses.fused.contains(&(class, kind.collective_name(), variant)) => 0.0,
                 // The reduced value is not stored and read again.
@@ -183,7 +196,7 @@ pub fn cheapest_variant(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostM
     for variant in &graph[class].nodes {
         let variant = canonical_node(graph, variant);
         let is_variant = matches!(&variant, Lang::Collective(kind, Some(_), _) if kind == name);
-        if is_variant && variant.children() == canonical.children() {
+        if is_variant && variant.children() == canonical.children() && uses.permits(graph, class, &variant) {
             nodes.push(variant);
         }
     }
@@ -272,7 +285,8 @@ fn search_best_nodes(graph: &LangEGraph, uses: &CostModel, taken: &Extraction) -
         .map(|&id| match taken.get(&id) {
             Some(node) => vec![(node.clone(), 0.0)],
             None => {
-                let mut nodes: Vec<&Lang> = graph[id].nodes.iter().collect();
+                let mut nodes: Vec<&Lang> =
+                    graph[id].nodes.iter().filter(|node| uses.permits(graph, id, node)).collect();
                 nodes.sort_by_key(|n| (!is_plain(n), *n));
                 nodes.iter().filter_map(|n| Some(((*n).clone(), node_cost(graph, id, n, uses)?.us))).collect()
             }

@@ -9,7 +9,8 @@ use symmc_ir::{
     Collective, CollectiveKind, CollectiveVariant, EntityMap, Graph, InputId, Node, ValueDef, ValueId,
 };
 
-use super::context::{LowerContext, RegionSurroundings};
+use super::conditions::CollectiveConditions;
+use super::context::LowerContext;
 
 /// The microseconds that a collective loses if it runs with others, for each of
 /// [`CollectiveLimits::JOINT_STEP_VARIANTS`]; `None` for variants that cannot run it.
@@ -77,7 +78,7 @@ pub fn best_joint_variant(
     context: &LowerContext,
     collectives: &[(&Collective, u64)],
     losses: &JointLosses,
-    surroundings: RegionSurroundings,
+    conditions: CollectiveConditions,
 ) -> Option<(CollectiveVariant, f64)> {
     let (first, _) = collectives.first()?;
     let bytes_by_kind: Vec<(&CollectiveKind, u64)> =
@@ -85,7 +86,7 @@ pub fn best_joint_variant(
     let mut best: Option<(CollectiveVariant, f64)> = None;
     for (&variant, &lost_us) in CollectiveLimits::JOINT_STEP_VARIANTS.iter().zip(losses) {
         let Some(lost_us) = lost_us else { continue };
-        let added_us = context.estimate_joint_us(&bytes_by_kind, first.group, variant, lost_us, surroundings);
+        let added_us = context.estimate_joint_us(&bytes_by_kind, first.group, variant, lost_us, conditions);
         let Some(us) = added_us.map(|us| us + lost_us) else { continue };
         if best.is_none_or(|(_, best_us)| us.total_cmp(&best_us).is_lt()) {
             best = Some((variant, us));

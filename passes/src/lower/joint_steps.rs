@@ -16,7 +16,8 @@ use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
 
 use super::coalesce::{CollectiveSet, sized_collective};
 use super::coalesced_graph::{NodeOrSet, order_units};
-use super::context::{AssumedSchedule, LowerContext, RegionSurroundings, round_us};
+use super::conditions::{CollectiveConditions, LowerConditions};
+use super::context::{LowerContext, round_us};
 use super::joint_costs::{JointLossModel, JointLosses, best_joint_variant, sum_losses};
 use crate::rewrite::{copy_inputs, copy_node};
 
@@ -30,10 +31,10 @@ pub fn join_steps(
     sets: &[Vec<String>],
     bound: &BTreeSet<InputId>,
     context: &LowerContext,
-    schedule: &AssumedSchedule,
+    conditions: &LowerConditions,
     decisions: &mut [Decision],
 ) -> (Graph, usize) {
-    let mut steps = find_joint_steps(&graph, sets, bound, context, schedule, decisions);
+    let mut steps = find_joint_steps(&graph, sets, bound, context, conditions, decisions);
     let mut joined = with_steps(&graph, &steps);
     if joined.is_none() {
         // Some sets depend on each other: add each set that is compatible with those before it.
@@ -80,7 +81,7 @@ fn find_joint_steps(
     sets: &[Vec<String>],
     bound: &BTreeSet<InputId>,
     context: &LowerContext,
-    schedule: &AssumedSchedule,
+    conditions: &LowerConditions,
     decisions: &[Decision],
 ) -> Vec<JointStep> {
     let by_itself = decisions.iter().filter(|d| d.nodes[..] == [d.collective.clone()]);
@@ -109,8 +110,8 @@ fn find_joint_steps(
             .zip(&collectives)
             .map(|(&id, (c, _))| losses.collective_losses(&graph.nodes[id], c));
         let lost = lost.fold(JointLosses::from([Some(0.0); 3]), sum_losses);
-        let surroundings = schedule.surroundings_of(members.iter().map(|&id| graph.node_name(id)));
-        if let Some((variant, us)) = best_joint_variant(context, &collectives, &lost, surroundings) {
+        let around = conditions.of(members.iter().map(|&id| graph.node_name(id)));
+        if let Some((variant, us)) = best_joint_variant(context, &collectives, &lost, around) {
             out.push(JointStep { members, group: first.group, variant, us });
         }
     }
@@ -147,7 +148,14 @@ impl JointStep {
     /// The time of a member alone.
     fn alone_us(&self, graph: &Graph, context: &LowerContext, id: NodeId) -> Option<f64> {
         let (c, bytes) = sized_collective(graph, context, &graph.nodes[id])?;
-        context.estimate_us(&c.kind, c.group, self.variant, bytes.into(), 0.0, RegionSurroundings::default())
+        context.estimate_us(
+            &c.kind,
+            c.group,
+            self.variant,
+            bytes.into(),
+            0.0,
+            CollectiveConditions::default(),
+        )
     }
 }
 

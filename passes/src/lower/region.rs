@@ -21,8 +21,8 @@ use symmc_ir::{
     InputId, Node, NodeId, Numerics, NumericsClass, Op, TensorType, ValueDef, ValueId,
 };
 
-use super::concurrent_compute::concurrent_compute_us;
-use super::context::{AssumedSchedule, LowerContext, RegionSurroundings};
+use super::conditions::{CollectiveConditions, LowerConditions};
+use super::context::LowerContext;
 use super::language::ClassValue;
 use super::sums;
 use crate::rewrite::moves_elements;
@@ -38,16 +38,7 @@ pub struct RewriteRegion {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct RegionKey {
     pub form: Arc<RegionForm>,
-    /// Microseconds of computation that can run concurrently with the region.
-    pub concurrent_us: u64,
-    /// Whether a plan keeps a droppable exit barrier of one of its collectives.
-    pub exit_kept: bool,
-}
-
-impl RegionKey {
-    pub fn surroundings(&self) -> RegionSurroundings {
-        RegionSurroundings { concurrent_us: self.concurrent_us as f64, exit_kept: self.exit_kept }
-    }
+    pub conditions: CollectiveConditions,
 }
 
 /// The nodes of a region, with facts about their operands and results.
@@ -88,7 +79,7 @@ pub fn find_regions(
     graph: &Graph,
     bound: &BTreeSet<InputId>,
     context: &LowerContext,
-    schedule: &AssumedSchedule,
+    conditions: &LowerConditions,
 ) -> Vec<RewriteRegion> {
     let numerics = context.numerics;
     let sums = if numerics.allows(NumericsClass::Reassociate) {
@@ -109,16 +100,11 @@ pub fn find_regions(
         outside,
         fused: symmc_dispatch::fusible_collectives(graph, &context.profile),
     };
-    let hidden = concurrent_compute_us(
-        graph,
-        &pieces.iter().map(Vec::as_slice).collect::<Vec<_>>(),
-        context,
-        schedule,
-    );
     let mut regions = Vec::with_capacity(pieces.len());
-    for (nodes, concurrent_us) in pieces.into_iter().zip(hidden) {
-        let exit_kept = nodes.iter().any(|&n| schedule.exits_kept.contains(graph.node_name(n)));
-        regions.push(build_region(graph, nodes, concurrent_us, exit_kept, &facts));
+    for nodes in pieces {
+        let collectives = nodes.iter().filter(|&&n| graph.nodes[n].op.as_collective().is_some());
+        let conditions = conditions.of(collectives.map(|&n| graph.node_name(n)));
+        regions.push(build_region(graph, nodes, conditions, &facts));
     }
     regions
 }
@@ -258,8 +244,7 @@ struct RegionFacts<'a> {
 fn build_region(
     graph: &Graph,
     nodes: Vec<NodeId>,
-    concurrent_us: u64,
-    exit_kept: bool,
+    conditions: CollectiveConditions,
     facts: &RegionFacts<'_>,
 ) -> RewriteRegion {
     let positions: BTreeMap<NodeId, usize> = nodes.iter().enumerate().map(|(i, &n)| (n, i)).collect();
@@ -294,7 +279,7 @@ fn build_region(
     }
     let leaf_facts = leaves.iter().map(|&v| leaf(graph, v, facts)).collect();
     let form = Arc::new(RegionForm { nodes: keys, leaves: leaf_facts });
-    RewriteRegion { nodes, leaves, key: RegionKey { form, concurrent_us, exit_kept } }
+    RewriteRegion { nodes, leaves, key: RegionKey { form, conditions } }
 }
 
 /// The variants of a collective that can be one step with the node that reads its result.

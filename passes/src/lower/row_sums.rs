@@ -25,7 +25,8 @@ use symmc_ir::{
 };
 use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
 
-use super::context::{LowerContext, RegionSurroundings, round_us};
+use super::conditions::CollectiveConditions;
+use super::context::{LowerContext, round_us};
 use super::region;
 use crate::error::PassError;
 use crate::rewrite::{UniqueNames, ValueMap, copy_inputs, copy_node, copy_outputs};
@@ -214,7 +215,7 @@ impl RowSumChooser<'_> {
         let sizes = self.context.collective_sizes(kind, operands, results);
         let variants = self.context.profile.supported_variants(kind);
         let estimate = |variant| {
-            let around = RegionSurroundings::default();
+            let around = CollectiveConditions::default();
             let us = self.context.estimate_us(kind, group, variant, sizes, 0.0, around)?;
             Some((variant, us))
         };

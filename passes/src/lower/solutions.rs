@@ -6,7 +6,7 @@
 //!
 //! A solution depends only on the [`LowerContext`] of the lowering, the [`RegionKey`] of the region and the
 //! [credits](FusionCredit) of its all-reduces; all three are compared as a whole. An e-graph depends only on
-//! the context and the [`RegionForm`] of the region, so it is reused for other surroundings.
+//! the context and the [`RegionForm`] of the region, so it is reused under other conditions.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use symmc_support::parallel;
 
+use super::conditions::CollectiveConditions;
 use super::context::LowerContext;
 use super::region::{RegionForm, RegionKey};
 use super::solve::{CompiledRules, FusionCredit, RegionEGraphs, RegionSolution, solve_region};
@@ -110,8 +111,7 @@ struct CachedRegion {
 /// Everything on which a solution depends besides the context and the form of its region.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct SolutionQuery {
-    concurrent_us: u64,
-    exit_kept: bool,
+    conditions: CollectiveConditions,
     credits: Vec<FusionCredit>,
 }
 
@@ -129,11 +129,7 @@ impl SolutionScope {
     }
 
     fn solve(&self, key: &RegionKey, credits: &[FusionCredit]) -> Option<SolveOutcome> {
-        let query = SolutionQuery {
-            concurrent_us: key.concurrent_us,
-            exit_kept: key.exit_kept,
-            credits: credits.to_vec(),
-        };
+        let query = SolutionQuery { conditions: key.conditions, credits: credits.to_vec() };
         let graphs = {
             let mut cache = lock_cache(&self.known);
             let entry = cache.entry(key.form.clone()).or_default();

@@ -84,7 +84,7 @@ pub fn solve_region(
     credits: &[FusionCredit],
 ) -> Option<RegionSolution> {
     let form = &*key.form;
-    let with_classes = if rules.all.len() == rules.exact.len() {
+    let with_classes = if rules.all.len() == rules.exact.len() || !key.conditions.rewriting {
         None
     } else {
         graphs.all.get_or_init(|| SaturatedRegion::new(form, context, &rules.all, false)).as_ref()
@@ -95,11 +95,8 @@ pub fn solve_region(
         Some(extracted) => extracted,
         None => {
             let exact = graphs.exact(form, context, rules)?;
-            let extraction = match exact.extract_cheapest(key) {
-                Some(cheapest) => cheapest,
-                None => exact.extract_by_variants(key)?,
-            };
-            (exact, extraction)
+            let cheapest = if key.conditions.rewriting { exact.extract_cheapest(key) } else { None };
+            (exact, cheapest.or_else(|| exact.extract_by_variants(key))?)
         }
     };
     let SaturatedRegion { graph, imported, fired } = saturated;
@@ -203,14 +200,17 @@ impl SaturatedRegion {
         Some(SaturatedRegion { graph: runner.egraph, imported, fired })
     }
 
-    /// The cheapest extraction that neither has more collectives than the program nor costs more than plain
-    /// everywhere, and the best node of every class. `None` if none was found.
+    /// The cheapest permitted extraction that does not have more collectives than the program, nor costs more
+    /// than plain everywhere if that is permitted, and the best node of every class. `None` if none was found.
     fn extract_cheapest(&self, key: &RegionKey) -> Option<(Extraction, Extraction)> {
         let uses = build_cost_model(&self.graph, &self.imported, key);
         let mut roots = self.imported.result_classes(&self.graph, &key.form, |u| u.outside);
         let plain = self.imported.plain_extraction(&self.graph);
         let allowed = CollectiveTraffic::of_extraction(&self.graph, &plain, &roots)?;
-        let mut least_us = extract::extraction_us(&self.graph, &plain, &uses)?;
+        let permits_plain = key.conditions.variants.contains(CollectiveVariant::Plain);
+        let plain_us =
+            if permits_plain { extract::extraction_us(&self.graph, &plain, &uses)? } else { f64::INFINITY };
+        let mut least_us = plain_us;
         let mut cheapest = None;
         for _ in 0..2 {
             let (extraction, best) = extract::extract_cheapest(&self.graph, &roots, &uses)?;
@@ -266,5 +266,5 @@ pub fn build_cost_model(graph: &LangEGraph, imported: &ImportedRegion, key: &Reg
             }
         }
     }
-    CostModel::new(outputs, fused, key.surroundings())
+    CostModel::new(outputs, fused, key.conditions)
 }

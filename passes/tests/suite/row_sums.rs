@@ -267,7 +267,8 @@ fn sums_need_a_variant_that_pushes() {
     let (program, sums) = choose_row_sums(&graph, &only_pull).unwrap();
     assert!(matches!(program, Cow::Borrowed(_)) && sums.is_empty());
     // Limits of memory decide later, so that all lowerings of a bucket have the same nodes.
-    let limited = LowerConfig { symmetric: Some(0), ..config(&graph, 4096) };
+    let mut limited = config(&graph, 4096);
+    limited.conditions.default.max_symmetric_bytes = 0;
     assert_eq!(choose_row_sums(&graph, &limited).unwrap().1.len(), 1);
 }
 

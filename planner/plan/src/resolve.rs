@@ -71,11 +71,16 @@ impl ParsedProgram {
     pub fn parse(text: &str) -> Result<ParsedProgram, ProgramReadError> {
         let graph = text::parse(text).map_err(ProgramReadError::Text)?;
         verify_derived(&graph).map_err(ProgramReadError::Invalid)?;
+        Ok(ParsedProgram::from_graph(graph))
+    }
+
+    /// The program of a valid graph.
+    pub fn from_graph(graph: Graph) -> ParsedProgram {
         let layouts = compute_layouts(&graph);
         let dispatch_of = graph.dispatch_by_node();
         let inner = graph.dispatch_internal_values(|v| layouts[v].base);
         let names = graph.values.iter().map(|(id, v)| (v.name.clone(), id)).collect();
-        Ok(ParsedProgram { graph, layouts, dispatch_of, inner, names })
+        ParsedProgram { graph, layouts, dispatch_of, inner, names }
     }
 
     pub fn value_by_name(&self, name: &str) -> Option<ValueId> {

@@ -3,14 +3,15 @@
 //!
 //! The expected results are the interpreter's, those of large cases the CPU kernels'. How tensors lie in memory
 //! is part of a case; how a backend gets them there is its own. [`HostLibrary`] runs a device's kernels without one.
-//! [`KernelLibrary`] runs those that are generated. [`programs`] are random ones, of many ops and ranks, and [`bounds`] such that
-//! index dynamic axes.
+//! [`KernelLibrary`] runs those that are generated. [`programs`] are random ones, of many ops and ranks, [`bounds`] such that
+//! index dynamic axes, and [`distributed`] such that are as large as layers of models.
 //! Frontends compare their ops with other implementations by [`every_line`] and [`near`]. Tests that a machine cannot run call
 //! [`skip_test`] or [`skip_test_outside_ci`].
 
 pub mod bounds;
 mod case;
 mod compare;
+pub mod distributed;
 pub mod idioms;
 mod kernels;
 mod large;

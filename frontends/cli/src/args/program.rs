@@ -97,7 +97,7 @@ pub struct CompileArgs {
     pub order: Option<OrderArg>,
     /// The most memory that overlap of communication and computation may add
     ///
-    /// In percent of the memory of the order that needs least. [default: 100]
+    /// In percent of the memory of the order that needs least, or of 256 MiB if that is more. [default: 100]
     #[arg(long, value_name = "PERCENT", value_parser = parse_tolerance, allow_negative_numbers = true)]
     pub slack: Option<f64>,
     /// The estimated time that a run must save for each MiB that overlap adds

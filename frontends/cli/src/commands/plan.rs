@@ -11,7 +11,9 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use symmc::unstable::ir::InputKind;
 use symmc::unstable::plan::FixedRole;
-use symmc::{ArgumentBinding, CheckedPlan, CompileConfig, MachineProfile, OrderStrategy, Plan, Program};
+use symmc::{
+    ArgumentBinding, CheckedPlan, CompileConfig, MachineProfile, OrderStrategy, Plan, Program, TriedProposal,
+};
 
 use crate::args::{PlanArgs, PlanFormat};
 use crate::progress::with_spinner;
@@ -50,7 +52,7 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
         write_plan(&plan, path)?;
     }
     let planned = start.elapsed();
-    print_plan(args, &plan, || Ok(Some(estimate_times(&program, &plan, &config)?)))?;
+    print_plan(args, &plan, &compile_report.tried, || Ok(Some(estimate_times(&program, &plan, &config)?)))?;
     if args.timing {
         messages::print_line(&format!("import {:.1} ms", imported.as_secs_f64() * 1e3));
         for (stage, time) in compile_report.stages {
@@ -65,11 +67,12 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
 fn print_plan(
     args: &PlanArgs,
     plan: &CheckedPlan,
+    tried: &[Vec<TriedProposal>],
     estimate: impl FnOnce() -> Result<Option<report::EstimatedTimes>>,
 ) -> Result<()> {
     if !args.explain.is_empty() {
         let texts: Result<Vec<String>> =
-            args.explain.iter().map(|name| explain::explain(plan, name)).collect();
+            args.explain.iter().map(|name| explain::explain(plan, name, tried)).collect();
         return print_text(&texts?.join("\n"));
     }
     match args.format {
@@ -98,7 +101,7 @@ fn report_saved_plan(args: &PlanArgs) -> Result<ExitCode> {
     load::refuse_program_options(path, options)?;
     let plan = load::open_plan(&args.program)?;
     let profile = find_profile(args, &plan)?;
-    print_plan(args, &plan, || match profile {
+    print_plan(args, &plan, &[], || match profile {
         Some(profile) => Ok(Some(estimate_saved_plan(&plan, profile)?)),
         None => {
             messages::note(&format!(
