@@ -41,6 +41,7 @@ mod curve;
 pub mod model;
 mod row_kernels;
 mod steps;
+mod table;
 mod throughput;
 pub mod timeline;
 mod traffic;
@@ -58,6 +59,7 @@ pub use capability::{
 };
 pub use contention::ContentionMeasurement;
 pub use curve::{CollectiveCurve, CopyCurve, Provenance};
+pub use table::CurveTable;
 pub use throughput::{OperationCounts, ProductRate, Throughput};
 pub use traffic::{MAX_CONCAT_OPERANDS_PER_KERNEL, MIN_SEPARATE_COPY_BYTES, StepTraffic, TrafficModel};
 
@@ -106,7 +108,7 @@ pub struct MachineProfile {
     pub contention: Vec<ContentionMeasurement>,
     pub copy: CopyCurve,
     /// The curves: at most one for each collective, variant, state of the exit barrier and number of ranks.
-    pub curves: Vec<CollectiveCurve>,
+    pub curves: CurveTable,
 }
 
 #[derive(Debug, Error)]
@@ -291,11 +293,7 @@ impl MachineProfile {
         ranks: u32,
     ) -> Option<&CollectiveCurve> {
         let exit = if exit.unwrap_or(true) { ExitBarrier::Kept } else { ExitBarrier::Dropped };
-        self.curves
-            .iter()
-            .filter(|c| c.collective == kind.measured_as() && c.variant == variant)
-            .filter(|c| c.exit.is_none_or(|e| e == exit))
-            .min_by_key(|c| (c.ranks.abs_diff(ranks), c.ranks))
+        self.curves.nearest(kind.measured_as(), variant, exit, ranks)
     }
 
     /// The maximum number of blocks of the kernel that runs a collective on a GPU. `None` if the profile has no
@@ -612,15 +610,18 @@ mod tests {
                 MachineProfile::from_json(&good.to_json().replacen(from, to, 1)).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
         }
-        refused(&|p| p.curves[0].ranks = 1, "1 ranks, expected at least 2");
-        refused(&|p| p.curves.push(p.curves[3].clone()), "the curve is a duplicate");
-        refused(&|p| p.curves[0].points.clear(), "the curve has no points");
-        refused(&|p| p.curves[0].spread = vec![0.5], "1 spreads for ");
-        refused(&|p| p.curves[0].blocks = vec![8], "1 numbers of blocks for ");
-        refused(&|p| p.curves[0].blocks = vec![0; p.curves[0].points.len()], "0 blocks, expected at least 1");
+        refused(&|p| p.curves.edit(|c| c[0].ranks = 1), "1 ranks, expected at least 2");
+        refused(&|p| p.curves.edit(|c| c.push(c[3].clone())), "the curve is a duplicate");
+        refused(&|p| p.curves.edit(|c| c[0].points.clear()), "the curve has no points");
+        refused(&|p| p.curves.edit(|c| c[0].spread = vec![0.5]), "1 spreads for ");
+        refused(&|p| p.curves.edit(|c| c[0].blocks = vec![8]), "1 numbers of blocks for ");
+        refused(
+            &|p| p.curves.edit(|c| c[0].blocks = vec![0; c[0].points.len()]),
+            "0 blocks, expected at least 1",
+        );
         refused(&|p| p.multiprocessors = Some(0), "multiprocessors: expected at least 1, found 0");
         refused(&|p| p.copy.points.reverse(), "curve copy: the bytes");
-        refused(&|p| p.curves[0].points[0].1 = -1.0, "-1e0 µs at");
+        refused(&|p| p.curves.edit(|c| c[0].points[0].1 = -1.0), "-1e0 µs at");
         let unknown = good.to_json().replacen("\"about\"", "\"abuot\"", 1);
         assert!(MachineProfile::from_json(&unknown).unwrap_err().to_string().contains("abuot"));
     }

@@ -104,14 +104,15 @@ fn profiles_with_an_outlier_give_plans() {
         for index in 0..profile.curves.len() {
             let label = format!("{name}, {}", profile.curves[index]);
             let measured = profile.curves[index].points.clone();
-            profile.curves[index].points[0].1 *= 2.0;
+            profile.curves.edit(|curves| curves[index].points[0].1 *= 2.0);
             expect_plans(&profile, &programs[1..2], &label);
             let point = random.below(measured.len());
             let factor = 1.3 * (30.0f64 / 1.3).powf(random.below(1000) as f64 / 1000.0);
-            profile.curves[index].points = measured.clone();
-            profile.curves[index].points[point].1 *= factor;
+            let mut points = measured.clone();
+            points[point].1 *= factor;
+            profile.curves.edit(|curves| curves[index].points = points);
             expect_plans(&profile, &programs, &format!("{label}, point {point} × {factor}"));
-            profile.curves[index].points = measured;
+            profile.curves.edit(|curves| curves[index].points = measured);
         }
     }
 }
