@@ -64,13 +64,16 @@ pub use throughput::{OperationCounts, ProductRate, Throughput};
 pub use traffic::{MAX_CONCAT_OPERANDS_PER_KERNEL, MIN_SEPARATE_COPY_BYTES, StepTraffic, TrafficModel};
 
 /// The version of the format.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// The maximum length of the name of a profile, which plans record.
 const MAX_NAME_BYTES: usize = 4096;
 
-const BUILTIN_PROFILES: [(&str, &str); 4] = [
+const BUILTIN_PROFILES: [(&str, &str); 7] = [
     ("host", include_str!("host.json")),
+    ("h100x2", include_str!("h100x2.json")),
+    ("h100x4", include_str!("h100x4.json")),
+    ("h100x8", include_str!("h100x8.json")),
     ("h200x2", include_str!("h200x2.json")),
     ("h200x4", include_str!("h200x4.json")),
     ("h200x8", include_str!("h200x8.json")),
@@ -262,7 +265,16 @@ impl MachineProfile {
         let multiprocessors = self.multiprocessors?;
         let max_blocks = self.max_blocks(kind, variant, bytes, ranks);
         let name = kind.collective_name();
-        Some(model::occupied_compute_share(name, variant, bytes, ranks, max_blocks, multiprocessors))
+        let transfer_share = self.transfer_share(ranks);
+        let share = model::occupied_compute_share;
+        Some(share(name, variant, bytes, ranks, max_blocks, multiprocessors, transfer_share))
+    }
+
+    /// The share of concurrent compute that moving bytes at the speed of links and memory takes, regardless of the mechanism: that of
+    /// copies, which occupy no multiprocessors, at the nearest number of ranks. Without it, [`model::ASSUMED_TRANSFER_SHARE`].
+    pub fn transfer_share(&self, ranks: u32) -> f64 {
+        let copies = self.nearest_contention(&CollectiveKind::AllGather, CollectiveVariant::Copies, ranks);
+        copies.map_or(model::ASSUMED_TRANSFER_SHARE, |copies| copies.taken)
     }
 
     /// The rate of a collective next to computation that fills the machine.
@@ -435,8 +447,10 @@ mod tests {
             bytes: 1 << 24,
             taken,
             rate,
+            provenance: Provenance::Measured,
+            note: String::new(),
         };
-        let plain = MachineProfile::builtin("h200x2").unwrap();
+        let plain = MachineProfile { contention: vec![], ..MachineProfile::builtin("h200x2").unwrap() };
         let measured =
             MachineProfile { contention: vec![measurement(0.25, 0.5)], version: VERSION, ..plain.clone() };
         let timed = |p: &MachineProfile, bytes| {
@@ -475,7 +489,7 @@ mod tests {
                 "contention[1]: it is a duplicate",
             ),
             (MachineProfile { product_rates: vec![rate; 2], ..plain.clone() }, "product_rates[1]: rows"),
-            (MachineProfile { version: VERSION + 1, ..plain.clone() }, "version 5, expected 4"),
+            (MachineProfile { version: VERSION + 1, ..plain.clone() }, "version 6, expected 5"),
         ] {
             let error = MachineProfile::from_json(&bad.to_json()).unwrap_err().to_string();
             assert!(error.contains(part), "{part}: {error}");
@@ -575,7 +589,8 @@ mod tests {
         assert!(added(CollectiveVariant::Copies, 1000.0) < added(CollectiveVariant::Push, 1000.0));
         // Time that is not overlapped counts in full.
         let base = added(CollectiveVariant::Copies, 0.0);
-        assert_eq!(added(CollectiveVariant::Copies, 30.0), base - 30.0 + 30.0 / 3.0);
+        let transfer_share = p.transfer_share(2);
+        assert_eq!(added(CollectiveVariant::Copies, 30.0), base - 30.0 + 30.0 * transfer_share);
         let host = MachineProfile::builtin("host").unwrap();
         let [next_to_compute, without_compute] = [1000.0, 0.0].map(|us| {
             host.estimate_added_us(&CollectiveKind::AllGather, CollectiveVariant::Push, None, 1 << 20, 2, us)
@@ -593,7 +608,7 @@ mod tests {
             assert!(message.contains(expected), "{message}");
         };
         refused(&|p| p.name = "n".repeat(5000), "name: expected at most 4096 bytes, found 5000");
-        refused(&|p| p.version = 9, "profile h200x2: version 9, expected 4");
+        refused(&|p| p.version = 9, "profile h200x2: version 9, expected 5");
         for (from, to, expected) in [
             (
                 "\"all_reduce\"",

@@ -123,7 +123,7 @@ fn rates_outside_of_the_allowed_numbers_are_named() {
     let profile_text = MachineProfile::builtin("h200x2").expect("a profile").to_json();
     for (path, part) in [
         ("/throughput/matmul_16bit", "throughput.matmul_16bit: expected 1e-6 to 1e12"),
-        ("/throughput/kernel_us", "throughput.kernel_us: expected 1e-6 to 1e12"),
+        ("/throughput/gap_us", "throughput.gap_us: expected 1e-6 to 1e12"),
         ("/product_rates/1/matmul", "product_rates[1]: matmul: expected 1e-6 to 1e12"),
         ("/copy/points/0/1", "curve copy: "),
     ] {
