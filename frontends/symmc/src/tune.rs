@@ -18,6 +18,7 @@ use std::collections::BTreeSet;
 use symmc_check::CheckedPlan;
 use symmc_ir::machine::{
     ContentionMeasurement, MachineProfile, OperationCounts, ProductRate, Provenance, Throughput, VERSION,
+    model,
 };
 use symmc_ir::{CollectiveKind, CollectiveVariant, Dim, Graph, InputId, text};
 use symmc_planner::{BucketInput, OrderStrategy, PlanConfig};
@@ -109,7 +110,10 @@ impl ProfileTuner<'_> {
     }
 
     fn time_program(&self, body: &str) -> Result<(f64, TunePlan), Error> {
-        let planned = self.plan_text(body)?;
+        self.time_plan(self.plan_text(body)?)
+    }
+
+    fn time_plan(&self, planned: TunePlan) -> Result<(f64, TunePlan), Error> {
         let us = (self.measure)(&planned.plan)?;
         if us.is_finite() && us > 0.0 {
             return Ok((us, planned));
@@ -143,11 +147,11 @@ impl ProfileTuner<'_> {
         let gaps_us = self.gap_us() * PRODUCTS_PER_RUN as f64;
         for rows in MEASURED_ROWS {
             let mut rate_of = |dtype: &str| {
-                let measured =
-                    self.time_program(&products_text(rows, dtype, PRODUCTS_PER_RUN)).map(|(us, planned)| {
-                        let done = count_operations(&planned.graph);
-                        (done.matmul_16bit.max(done.matmul)) as f64 / without_gaps(us, gaps_us) / 1e6
-                    });
+                let measured = self.plan_products(rows, dtype).and_then(|planned| self.time_plan(planned));
+                let measured = measured.map(|(us, planned)| {
+                    let done = count_operations(&planned.graph);
+                    (done.matmul_16bit.max(done.matmul)) as f64 / without_gaps(us, gaps_us) / 1e6
+                });
                 self.value_or_note(&format!("the rate of products of {rows} rows in {dtype}"), measured)
             };
             if let (Some(matmul_16bit), Some(matmul)) = (rate_of("bf16"), rate_of("f32")) {
@@ -159,6 +163,17 @@ impl ProfileTuner<'_> {
             self.update_throughput(|t| (t.matmul_16bit, t.matmul) = (last.matmul_16bit, last.matmul));
             self.profile.product_rates = rates;
         }
+    }
+
+    /// Products in the form that models have, if each is one step: those of few rows are then computed by symmc's kernels, which read
+    /// weights faster than the library. Otherwise products alone.
+    fn plan_products(&self, rows: u64, dtype: &str) -> Result<TunePlan, Error> {
+        let planned = self.plan_text(&residual_products_text(rows, dtype, PRODUCTS_PER_RUN))?;
+        let is_one_step_each = planned.plan.buckets.iter().all(|b| b.steps.len() == PRODUCTS_PER_RUN);
+        if is_one_step_each {
+            return Ok(planned);
+        }
+        self.plan_text(&products_text(rows, dtype, PRODUCTS_PER_RUN))
     }
 
     fn measure_attention(&mut self) {
@@ -228,8 +243,8 @@ impl ProfileTuner<'_> {
         let (without, _) =
             self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [many, 0]))?;
         let longer = total_us - without;
-        let rate = (product - longer) / (product - longer * compute_share);
-        let rate = if rate.is_finite() { rate.clamp(0.05, 1.0) } else { 1.0 };
+        let rate = rate_next_to_product(product, longer, compute_share);
+        let rate = rate.unwrap_or_else(|| model::concurrent_rate(variant));
         Ok(ContentionMeasurement {
             collective: kind.collective_name(),
             variant,
@@ -296,6 +311,14 @@ fn without_gaps(us: f64, gaps_us: f64) -> f64 {
     (us - gaps_us).max(us / 2.0)
 }
 
+/// The rate of collectives next to a product of `product` µs that makes them `longer` µs longer together, if they take the share `taken`
+/// of it. `None` if they take nearly all of it: the sum is then the same at all rates.
+fn rate_next_to_product(product: f64, longer: f64, taken: f64) -> Option<f64> {
+    let distinguishable = product - longer * taken;
+    let rate = (product - longer) / distinguishable;
+    (distinguishable > 0.05 * product && rate.is_finite()).then(|| rate.clamp(0.05, 1.0))
+}
+
 /// The operations of all nodes of a program without symbols.
 fn count_operations(graph: &Graph) -> OperationCounts {
     let size = |d: &Dim| d.as_const().and_then(|n| u64::try_from(n).ok()).unwrap_or(1);
@@ -314,6 +337,21 @@ fn small_kernels_text(count: usize) -> String {
 /// Products one after another.
 fn products_text(rows: u64, dtype: &str, count: usize) -> String {
     let (header, body) = product_chain_text(rows, dtype, count);
+    format!("{header}{body}return %p{count}\n")
+}
+
+/// Products of weights as PyTorch stores them, with residuals, one after another.
+fn residual_products_text(rows: u64, dtype: &str, count: usize) -> String {
+    let result = format!("{dtype}[{rows}, {PRODUCT_COLUMNS}]");
+    let weight = format!("{dtype}[{PRODUCT_COLUMNS}, {PRODUCT_COLUMNS}]");
+    let mut header = format!("arg %p0: {result}\n");
+    let mut body = String::new();
+    for i in 0..count {
+        header += &format!("param %w{i}: {weight}\n");
+        body += &format!("%t{i}: {weight} = permute %w{i} perm=[1, 0]\n");
+        body += &format!("%m{i}: {result} = matmul %p{i}, %t{i}\n");
+        body += &format!("%p{}: {result} = add %p{i}, %m{i}\n", i + 1);
+    }
     format!("{header}{body}return %p{count}\n")
 }
 
@@ -427,6 +465,7 @@ mod tests {
         };
         let shares = [0.007, 0.025, 0.09, 0.34, 0.7, 0.95, 1.0];
         profile.product_rates = MEASURED_ROWS.into_iter().zip(shares).map(rate).collect();
+        profile.contention.clear();
         let mut turn = 0;
         for kind in CollectiveKind::sample_kinds(ranks).into_iter().filter(|kind| !kind.moves_by_data()) {
             for variant in profile.supported_variants(&kind) {
@@ -464,6 +503,19 @@ mod tests {
         (found - expected).abs() <= part * expected
     }
 
+    /// Products that a collective stops entirely take the same time whatever its rate.
+    #[test]
+    fn rates_are_measured_only_if_products_go_on() {
+        let product = 200.0;
+        for (taken, rate) in [(0.0, 1.0), (0.3, 0.5), (0.9, 0.2), (0.5, 1.0)] {
+            let longer = product / (1.0 - taken * rate) * (1.0 - rate);
+            let measured = rate_next_to_product(product, longer, taken).expect("a rate");
+            assert!((measured - rate).abs() < 1e-9, "{taken} {rate}: {measured}");
+        }
+        assert_eq!(rate_next_to_product(product, product, 1.0), None);
+        assert_eq!(rate_next_to_product(product, 0.99 * product, 1.0), None);
+    }
+
     /// A machine is measured by the model of a profile, and the result is that profile.
     #[test]
     fn a_machine_is_found_by_what_its_programs_take() {
@@ -498,6 +550,24 @@ mod tests {
                 assert!((found.rate - rate).abs() < 0.08, "{rate}: {found:?}");
             }
             assert_eq!(MachineProfile::from_json(&profile.to_json()).expect("a profile"), profile);
+        }
+    }
+
+    /// Rates of few rows are those of symmc's kernels.
+    #[test]
+    fn products_of_few_rows_are_fused_with_their_residuals() {
+        let measure = |_: &CheckedPlan| Ok(1.0);
+        let tuning = ProfileTuner { ranks: 2, measure: &measure, profile: known(2), notes: Vec::new() };
+        for (rows, dtype, is_fused) in [
+            (1, "bf16", true),
+            (16, "bf16", true),
+            (64, "bf16", true),
+            (256, "bf16", false),
+            (16, "f32", false),
+        ] {
+            let planned = tuning.plan_products(rows, dtype).expect("a plan");
+            assert_eq!(planned.plan.buckets[0].steps.len(), PRODUCTS_PER_RUN);
+            assert_eq!(planned.graph.nodes.len() > PRODUCTS_PER_RUN, is_fused, "{rows} {dtype}");
         }
     }
 

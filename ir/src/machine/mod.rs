@@ -308,6 +308,19 @@ impl MachineProfile {
         self.curves.nearest(kind.measured_as(), variant, exit, ranks)
     }
 
+    /// Whether the estimate of a collective rests on a model: its curve is modelled, is that of another number of ranks, or does not
+    /// exist. The parameters are those of [`estimate_collective`](Self::estimate_collective).
+    pub fn is_modelled(
+        &self,
+        kind: &CollectiveKind,
+        variant: CollectiveVariant,
+        exit: Option<bool>,
+        ranks: u32,
+    ) -> bool {
+        let curve = self.nearest_curve(kind, variant, exit, ranks);
+        curve.is_none_or(|c| c.provenance == Provenance::Modelled || c.ranks != ranks)
+    }
+
     /// The maximum number of blocks of the kernel that runs a collective on a GPU. `None` if the profile has no
     /// measurements of this kind of collective that state it. The parameters are those of [`estimate_collective`](Self::estimate_collective).
     pub fn max_blocks(
@@ -568,6 +581,12 @@ mod tests {
         );
         let x8 = MachineProfile::builtin("h200x8").unwrap();
         assert!(x8.curves.iter().all(|c| c.provenance == Provenance::Modelled));
+        let is_modelled =
+            |p: &MachineProfile, ranks| p.is_modelled(&AR, CollectiveVariant::Plain, None, ranks);
+        assert_eq!([2, 4].map(|ranks| is_modelled(&p, ranks)), [true, false]);
+        assert!(is_modelled(&x8, 8));
+        let without_curves = MachineProfile { curves: Default::default(), ..p };
+        assert!(is_modelled(&without_curves, 4));
     }
 
     #[test]
