@@ -270,8 +270,9 @@ impl MachineProfile {
         Some(share(name, variant, bytes, ranks, max_blocks, multiprocessors, transfer_share))
     }
 
-    /// The share of concurrent compute that moving bytes at the speed of links and memory takes, regardless of the mechanism: that of
-    /// copies, which occupy no multiprocessors, at the nearest number of ranks. Without it, [`model::ASSUMED_TRANSFER_SHARE`].
+    /// The share of concurrent compute that moving bytes at the speed of links and memory takes, regardless of
+    /// the mechanism: that of copies, which occupy no multiprocessors, at the nearest number of ranks. Without
+    /// it, [`model::ASSUMED_TRANSFER_SHARE`].
     pub fn transfer_share(&self, ranks: u32) -> f64 {
         let copies = self.nearest_contention(&CollectiveKind::AllGather, CollectiveVariant::Copies, ranks);
         copies.map_or(model::ASSUMED_TRANSFER_SHARE, |copies| copies.taken)
@@ -308,8 +309,9 @@ impl MachineProfile {
         self.curves.nearest(kind.measured_as(), variant, exit, ranks)
     }
 
-    /// Whether the estimate of a collective rests on a model: its curve is modelled, is that of another number of ranks, or does not
-    /// exist. The parameters are those of [`estimate_collective`](Self::estimate_collective).
+    /// Whether the estimate of a collective rests on a model: its curve is modelled, is that of another number
+    /// of ranks, or does not exist. The parameters are those of
+    /// [`estimate_collective`](Self::estimate_collective).
     pub fn is_modelled(
         &self,
         kind: &CollectiveKind,
@@ -322,7 +324,8 @@ impl MachineProfile {
     }
 
     /// The maximum number of blocks of the kernel that runs a collective on a GPU. `None` if the profile has no
-    /// measurements of this kind of collective that state it. The parameters are those of [`estimate_collective`](Self::estimate_collective).
+    /// measurements of this kind of collective that state it. The parameters are those of
+    /// [`estimate_collective`](Self::estimate_collective).
     pub fn max_blocks(
         &self,
         kind: &CollectiveKind,

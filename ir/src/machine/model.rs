@@ -9,16 +9,17 @@
 use super::curve::CollectiveCurve;
 use crate::collective::{CollectiveName, CollectiveVariant, ResultDistribution};
 
-/// The [transfer share](super::MachineProfile::transfer_share) of a machine whose profile has no contention of copies: an assumption.
+/// The [transfer share](super::MachineProfile::transfer_share) of a machine whose profile has no contention of
+/// copies: an assumption.
 pub const ASSUMED_TRANSFER_SHARE: f64 = 1.0 / 3.0;
 const LIBRARY_BLOCKS: u64 = 32;
 /// The maximum number of ranks of a cell in which kernels on GPUs communicate. Larger cells use the library.
 pub const MAX_GPU_CELL_RANKS: u32 = 8;
 
 /// The share of its time that a collective takes from concurrent compute on a GPU with `multiprocessors`
-/// multiprocessors. Copies and copy engines occupy none of these, and take the `transfer_share` of all variants. A kernel has one block for every 4 KiB that
-/// it moves for a peer (1 KiB by `ll`), up to `max_blocks` blocks. If a profile does not state it, it is 128 (64
-/// by `ll`), which is how GPUs run them.
+/// multiprocessors. Copies and copy engines occupy none of these, and take the `transfer_share` of all
+/// variants. A kernel has one block for every 4 KiB that it moves for a peer (1 KiB by `ll`), up to
+/// `max_blocks` blocks. If a profile does not state it, it is 128 (64 by `ll`), which is how GPUs run them.
 pub fn occupied_compute_share(
     collective: CollectiveName,
     variant: CollectiveVariant,

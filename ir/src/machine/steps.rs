@@ -1,9 +1,10 @@
 //! Estimated time of steps, from memory traffic, operations and the minimum time of a kernel.
 //!
-//! A step that computes takes the gap of each of its kernels ([`Throughput::gap_us`](super::Throughput)), and in addition the longer of
-//! two times: moving the bytes that it reads and writes once, and its operations at the [`Throughput`](super::Throughput) of the machine.
-//! Bytes move as in copies ([`MachineProfile::copy_us`]; a copy moves each byte twice). Products mostly read, which is faster: they move
-//! bytes at the rate at which a product of one row reads its weights. A step without kernels takes no time, for example a concatenation
+//! A step that computes takes the gap of each of its kernels ([`Throughput::gap_us`](super::Throughput)), and
+//! in addition the longer of two times: moving the bytes that it reads and writes once, and its operations at
+//! the [`Throughput`](super::Throughput) of the machine. Bytes move as in copies ([`MachineProfile::copy_us`];
+//! a copy moves each byte twice). Products mostly read, which is faster: they move bytes at the rate at which a
+//! product of one row reads its weights. A step without kernels takes no time, for example a concatenation
 //! whose operands are already in place.
 
 use smallvec::SmallVec;
@@ -108,8 +109,8 @@ impl MachineProfile {
         self.copy_us((moved / 2).max(1))
     }
 
-    /// The time in which a product reads and writes these bytes. A product of one row and 16 bits has one operation for each byte of its
-    /// weights, so its rate is that of reading.
+    /// The time in which a product reads and writes these bytes. A product of one row and 16 bits has one
+    /// operation for each byte of its weights, so its rate is that of reading.
     fn product_traffic_us(&self, moved: u64) -> f64 {
         match self.product_rates.first() {
             Some(one_row) if one_row.rows == 1 => {

@@ -1,7 +1,8 @@
 //! The curves of a profile, with an index.
 //!
-//! Planning asks for curves more often than for anything else in a profile. The index is derived from the curves whenever they change,
-//! so a lookup does not depend on the number of curves. Profiles are cloned for each lowering, so clones share the curves.
+//! Planning asks for curves more often than for anything else in a profile. The index is derived from the
+//! curves whenever they change, so a lookup does not depend on the number of curves. Profiles are cloned for
+//! each lowering, so clones share the curves.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -11,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::curve::CollectiveCurve;
 use crate::collective::{CollectiveName, CollectiveVariant, ExitBarrier};
 
-/// The curves of a profile, in the order of its file. Read them as a slice, and change them by [`edit`](Self::edit).
+/// The curves of a profile, in the order of its file. Read them as a slice, and change them by
+/// [`edit`](Self::edit).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "Vec<CollectiveCurve>", into = "Vec<CollectiveCurve>")]
 pub struct CurveTable(Arc<IndexedCurves>);
@@ -19,7 +21,8 @@ pub struct CurveTable(Arc<IndexedCurves>);
 #[derive(Clone, Debug, Default)]
 struct IndexedCurves {
     curves: Vec<CollectiveCurve>,
-    /// For each [use](use_number), the end of its part of `by_ranks`. Each part begins where the part before it ends.
+    /// For each [use](use_number), the end of its part of `by_ranks`. Each part begins where the part before it
+    /// ends.
     ends: Vec<usize>,
     /// The curves by use, in ascending order of ranks, as positions in `curves`.
     by_ranks: Vec<(u32, usize)>,
@@ -35,8 +38,8 @@ fn use_number(collective: CollectiveName, variant: CollectiveVariant, exit: Exit
 }
 
 impl CurveTable {
-    /// The curve for this number of ranks, or for the nearest number (the smaller of two equally near). Curves without a state of the
-    /// exit barrier serve both.
+    /// The curve for this number of ranks, or for the nearest number (the smaller of two equally near). Curves
+    /// without a state of the exit barrier serve both.
     pub(super) fn nearest(
         &self,
         collective: CollectiveName,

@@ -18,8 +18,8 @@ pub struct Throughput {
     /// Matrix products of wider types.
     pub matmul: f64,
     pub attention: f64,
-    /// The time of a kernel in addition to its bytes and operations, in microseconds: from the end of the kernel before it until it
-    /// moves bytes at full speed, and its end.
+    /// The time of a kernel in addition to its bytes and operations, in microseconds: from the end of the
+    /// kernel before it until it moves bytes at full speed, and its end.
     pub gap_us: f64,
     /// The minimum time between the end of a step and the start of a step of the other lane that waits for it,
     /// in microseconds.
@@ -65,8 +65,8 @@ impl ProductRate {
             .map(|(field, rate)| format!("{field}: expected {}, found {rate:e}", describe_allowed_numbers()))
     }
 
-    /// Raises the rates of few rows until a product of more rows never takes less time than one of fewer. Measurements contain
-    /// noise, and the kernels of few rows may be slower than those of more.
+    /// Raises the rates of few rows until a product of more rows never takes less time than one of fewer.
+    /// Measurements contain noise, and the kernels of few rows may be slower than those of more.
     pub fn make_times_ascend(points: &mut [ProductRate]) {
         for i in (1..points.len()).rev() {
             let after = points[i];
