@@ -91,9 +91,11 @@ impl ReplayJob {
         let mut profile = MachineProfile::builtin(&name).with_context(|| format!("no profile {name}"))?;
         if variant.is_some() {
             // Otherwise the plain variant is chosen where it is faster.
-            for curve in profile.curves.iter_mut().filter(|c| c.variant == CollectiveVariant::Plain) {
-                curve.points.iter_mut().for_each(|(_, microseconds)| *microseconds *= 1000.0);
-            }
+            profile.curves.edit(|curves| {
+                for curve in curves.iter_mut().filter(|c| c.variant == CollectiveVariant::Plain) {
+                    curve.points.iter_mut().for_each(|(_, microseconds)| *microseconds *= 1000.0);
+                }
+            });
         }
         let variants = variant.map(|v| vec![v]);
         let plan = symmc::compile(

@@ -143,12 +143,12 @@ fn gpu_count(profile: &MachineProfile) -> Option<u32> {
 fn note_gpu_count(profile: &MachineProfile, ranks: u32) {
     let Some(gpus) = gpu_count(profile).filter(|&gpus| gpus != ranks) else { return };
     let name = &profile.name;
-    let nearest = MachineProfile::nearest_builtin(ranks);
-    let nearest_gpus = MachineProfile::builtin(nearest).as_ref().and_then(gpu_count);
-    let better = if nearest_gpus == Some(ranks) && nearest != name {
-        format!("; --machine {nearest} is for {ranks} GPUs")
-    } else {
-        String::new()
+    // A machine of the same GPUs, such as h100x8 for h100x4.
+    let family = name.rsplit_once('x').map_or("", |(family, _)| family);
+    let sibling = format!("{family}x{ranks}");
+    let better = match MachineProfile::builtin(&sibling) {
+        Some(_) => format!("; --machine {sibling} is for {ranks} GPUs"),
+        None => String::new(),
     };
     let ranks = format_count(ranks, "rank");
     messages::note(&format!(

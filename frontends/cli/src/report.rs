@@ -58,9 +58,20 @@ pub fn time_line(chosen: &BucketEstimate, plain: Option<f64>) -> String {
         Some(plain) => format!("; {} with plain collectives", format_micros(plain)),
         None => String::new(),
     };
+    let modelled = modelled_text(chosen);
     format!(
-        "  estimated time of a run: {total}: computation {compute}, exposed communication {exposed}{plain}\n"
+        "  estimated time of a run: {total}: computation {compute}, exposed communication {exposed}{plain}{modelled}\n"
     )
+}
+
+/// How many of the steps that communicate have times of a model.
+fn modelled_text(chosen: &BucketEstimate) -> String {
+    let steps = chosen.communication.len();
+    match chosen.communication.iter().filter(|c| c.is_modelled).count() {
+        0 => String::new(),
+        modelled if modelled == steps => "; times of collectives are modelled, not measured".to_string(),
+        modelled => format!("; times of {modelled} of {steps} collectives are modelled, not measured"),
+    }
 }
 
 /// The part of the report that concerns all buckets.

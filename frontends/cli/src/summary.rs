@@ -71,6 +71,7 @@ fn bucket_summary(
                 "variant": variant,
                 "us": c.us,
                 "exposed_us": c.exposed_us,
+                "modelled": c.is_modelled,
                 "rules": rules,
             })
         })

@@ -267,13 +267,15 @@ mod tests {
     #[test]
     fn the_blocks_of_a_profile_reach_the_kernels_call() {
         let mut profile = MachineProfile::builtin("h200x2").expect("built in");
-        for curve in &mut profile.curves {
-            let first = curve.points[0].0;
-            let kernel = !curve.variant.is_library();
-            // One more for each point.
-            curve.blocks = curve.points.iter().map(|p| 3 + (p.0 / first).ilog2()).collect();
-            curve.blocks.retain(|_| kernel);
-        }
+        profile.curves.edit(|curves| {
+            for curve in curves {
+                let first = curve.points[0].0;
+                let kernel = !curve.variant.is_library();
+                // One more for each point.
+                curve.blocks = curve.points.iter().map(|p| 3 + (p.0 / first).ilog2()).collect();
+                curve.blocks.retain(|_| kernel);
+            }
+        });
         let text = "program \"p\" ranks 2\nsymbol n in 1..=65536\ngroup @all world\narg %x: bf16[n, 4]\n\
                     %y: bf16[n, 4] = neg %x\n%z: bf16[n, 4] = all_reduce %y op=sum group=@all\nreturn %z\n";
         let graph = text::parse(text).expect("a program");

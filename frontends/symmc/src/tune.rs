@@ -17,7 +17,8 @@ use std::collections::BTreeSet;
 
 use symmc_check::CheckedPlan;
 use symmc_ir::machine::{
-    ContentionMeasurement, MachineProfile, OperationCounts, ProductRate, Throughput, VERSION,
+    ContentionMeasurement, MachineProfile, OperationCounts, ProductRate, Provenance, Throughput, VERSION,
+    model,
 };
 use symmc_ir::{CollectiveKind, CollectiveVariant, Dim, Graph, InputId, text};
 use symmc_planner::{BucketInput, OrderStrategy, PlanConfig};
@@ -29,13 +30,17 @@ const PRODUCT_COLUMNS: u64 = 4096;
 /// The number of consecutive products, each with different weights so that caches hold none of them.
 const PRODUCTS_PER_RUN: usize = 8;
 /// The rows of products whose rates are measured.
-const MEASURED_ROWS: [u64; 6] = [1, 16, 64, 256, 1024, 4096];
+const MEASURED_ROWS: [u64; 7] = [1, 4, 16, 64, 256, 1024, 4096];
 /// The bytes of collectives next to products; fewer for variants that serve small messages only.
 const COLLECTIVE_BYTES: u64 = 16 << 20;
 /// The most products next to one collective, and the most collectives next to one product.
 const MAX_OPS_PER_PARTNER: usize = 24;
 /// The number of small kernels.
 const SMALL_KERNELS: usize = 32;
+/// The bytes that a small kernel reads, and writes.
+const SMALL_KERNEL_BYTES: u64 = 4 * 8 * 64;
+/// The least gap of a kernel, in microseconds, if small kernels take no longer than small copies.
+const MIN_GAP_US: f64 = 0.1;
 /// The number of links of the chain that crosses between the lanes.
 const CHAIN_LINKS: usize = 16;
 
@@ -105,7 +110,10 @@ impl ProfileTuner<'_> {
     }
 
     fn time_program(&self, body: &str) -> Result<(f64, TunePlan), Error> {
-        let planned = self.plan_text(body)?;
+        self.time_plan(self.plan_text(body)?)
+    }
+
+    fn time_plan(&self, planned: TunePlan) -> Result<(f64, TunePlan), Error> {
         let us = (self.measure)(&planned.plan)?;
         if us.is_finite() && us > 0.0 {
             return Ok((us, planned));
@@ -119,42 +127,62 @@ impl ProfileTuner<'_> {
         }
     }
 
-    /// Measures the least time of a kernel, by many kernels of few elements that depend on each other.
+    /// Measures the gap of a kernel, by many kernels of few elements that depend on each other.
     fn measure_kernels(&mut self) {
         let measured = self.time_program(&small_kernels_text(SMALL_KERNELS));
         if let Some((us, planned)) = self.value_or_note("the time of small kernels", measured) {
             let steps = planned.plan.buckets.first().map_or(1, |b| b.steps.len().max(1));
-            self.update_throughput(|t| t.kernel_us = us / steps as f64);
+            let gap_us = us / steps as f64 - self.profile.copy_us(SMALL_KERNEL_BYTES);
+            self.update_throughput(|t| t.gap_us = gap_us.max(MIN_GAP_US));
         }
     }
 
-    /// Measures the rates of products by their rows.
+    fn gap_us(&self) -> f64 {
+        self.profile.throughput.map_or(0.0, |t| t.gap_us)
+    }
+
+    /// Measures the rates of products by their rows, without the gaps of their kernels.
     fn measure_products(&mut self) {
         let mut rates = Vec::new();
+        let gaps_us = self.gap_us() * PRODUCTS_PER_RUN as f64;
         for rows in MEASURED_ROWS {
             let mut rate_of = |dtype: &str| {
-                let measured =
-                    self.time_program(&products_text(rows, dtype, PRODUCTS_PER_RUN)).map(|(us, planned)| {
-                        let done = count_operations(&planned.graph);
-                        (done.matmul_16bit.max(done.matmul)) as f64 / us / 1e6
-                    });
+                let measured = self.plan_products(rows, dtype).and_then(|planned| self.time_plan(planned));
+                let measured = measured.map(|(us, planned)| {
+                    let done = count_operations(&planned.graph);
+                    (done.matmul_16bit.max(done.matmul)) as f64 / without_gaps(us, gaps_us) / 1e6
+                });
                 self.value_or_note(&format!("the rate of products of {rows} rows in {dtype}"), measured)
             };
             if let (Some(matmul_16bit), Some(matmul)) = (rate_of("bf16"), rate_of("f32")) {
                 rates.push(ProductRate { rows, matmul_16bit, matmul });
             }
         }
+        ProductRate::make_times_ascend(&mut rates);
         if let Some(&last) = rates.last().filter(|last| last.rows == MEASURED_ROWS[MEASURED_ROWS.len() - 1]) {
             self.update_throughput(|t| (t.matmul_16bit, t.matmul) = (last.matmul_16bit, last.matmul));
             self.profile.product_rates = rates;
         }
     }
 
+    /// Products in the form that models have, if each is one step: those of few rows are then computed by symmc's kernels, which read
+    /// weights faster than the library. Otherwise products alone.
+    fn plan_products(&self, rows: u64, dtype: &str) -> Result<TunePlan, Error> {
+        let planned = self.plan_text(&residual_products_text(rows, dtype, PRODUCTS_PER_RUN))?;
+        let is_one_step_each = planned.plan.buckets.iter().all(|b| b.steps.len() == PRODUCTS_PER_RUN);
+        if is_one_step_each {
+            return Ok(planned);
+        }
+        self.plan_text(&products_text(rows, dtype, PRODUCTS_PER_RUN))
+    }
+
     fn measure_attention(&mut self) {
         let measured = self.time_program(&attention_text());
         if let Some((us, planned)) = self.value_or_note("the rate of attention", measured) {
+            let gaps_us = self.gap_us() * planned.graph.nodes.len() as f64;
             self.update_throughput(|t| {
-                t.attention = count_operations(&planned.graph).attention as f64 / us / 1e6
+                let done = count_operations(&planned.graph).attention as f64;
+                t.attention = done / without_gaps(us, gaps_us) / 1e6
             });
         }
     }
@@ -200,8 +228,8 @@ impl ProfileTuner<'_> {
         // The last collective of a run keeps its exit barrier. The products cover the collective at the rate that is assumed
         // without measurements, twice.
         let covering = ((kept_us * 10.0 / product).ceil() as usize + 1).min(MAX_OPS_PER_PARTNER);
-        // The kernel of the step at the end.
-        let kernel = self.profile.throughput.map_or(0.0, |t| t.kernel_us);
+        // The kernel of the step at the end copies a row.
+        let kernel = self.profile.compute_us(2 * 2 * PRODUCT_COLUMNS, OperationCounts::default());
         let (total_us, planned) =
             self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [1, covering]))?;
         self.check_lanes(&planned)?;
@@ -215,8 +243,8 @@ impl ProfileTuner<'_> {
         let (without, _) =
             self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [many, 0]))?;
         let longer = total_us - without;
-        let rate = (product - longer) / (product - longer * compute_share);
-        let rate = if rate.is_finite() { rate.clamp(0.05, 1.0) } else { 1.0 };
+        let rate = rate_next_to_product(product, longer, compute_share);
+        let rate = rate.unwrap_or_else(|| model::concurrent_rate(variant));
         Ok(ContentionMeasurement {
             collective: kind.collective_name(),
             variant,
@@ -224,6 +252,8 @@ impl ProfileTuner<'_> {
             bytes,
             taken: compute_share,
             rate,
+            provenance: Provenance::Measured,
+            note: String::new(),
         })
     }
 
@@ -276,6 +306,19 @@ impl ProfileTuner<'_> {
     }
 }
 
+/// The time of kernels without their gaps; at least half of it, in case the gaps were measured too large.
+fn without_gaps(us: f64, gaps_us: f64) -> f64 {
+    (us - gaps_us).max(us / 2.0)
+}
+
+/// The rate of collectives next to a product of `product` µs that makes them `longer` µs longer together, if they take the share `taken`
+/// of it. `None` if they take nearly all of it: the sum is then the same at all rates.
+fn rate_next_to_product(product: f64, longer: f64, taken: f64) -> Option<f64> {
+    let distinguishable = product - longer * taken;
+    let rate = (product - longer) / distinguishable;
+    (distinguishable > 0.05 * product && rate.is_finite()).then(|| rate.clamp(0.05, 1.0))
+}
+
 /// The operations of all nodes of a program without symbols.
 fn count_operations(graph: &Graph) -> OperationCounts {
     let size = |d: &Dim| d.as_const().and_then(|n| u64::try_from(n).ok()).unwrap_or(1);
@@ -294,6 +337,21 @@ fn small_kernels_text(count: usize) -> String {
 /// Products one after another.
 fn products_text(rows: u64, dtype: &str, count: usize) -> String {
     let (header, body) = product_chain_text(rows, dtype, count);
+    format!("{header}{body}return %p{count}\n")
+}
+
+/// Products of weights as PyTorch stores them, with residuals, one after another.
+fn residual_products_text(rows: u64, dtype: &str, count: usize) -> String {
+    let result = format!("{dtype}[{rows}, {PRODUCT_COLUMNS}]");
+    let weight = format!("{dtype}[{PRODUCT_COLUMNS}, {PRODUCT_COLUMNS}]");
+    let mut header = format!("arg %p0: {result}\n");
+    let mut body = String::new();
+    for i in 0..count {
+        header += &format!("param %w{i}: {weight}\n");
+        body += &format!("%t{i}: {weight} = permute %w{i} perm=[1, 0]\n");
+        body += &format!("%m{i}: {result} = matmul %p{i}, %t{i}\n");
+        body += &format!("%p{}: {result} = add %p{i}, %m{i}\n", i + 1);
+    }
     format!("{header}{body}return %p{count}\n")
 }
 
@@ -397,7 +455,7 @@ mod tests {
             matmul_16bit: 600.0,
             matmul: 50.0,
             attention: 450.0,
-            kernel_us: 4.0,
+            gap_us: 3.0,
             crossing_us: 9.0,
         });
         let rate = |(rows, share): (u64, f64)| ProductRate {
@@ -405,8 +463,9 @@ mod tests {
             matmul_16bit: 600.0 * share,
             matmul: 50.0 * share,
         };
-        let shares = [0.002, 0.03, 0.12, 0.5, 0.9, 1.0];
+        let shares = [0.007, 0.025, 0.09, 0.34, 0.7, 0.95, 1.0];
         profile.product_rates = MEASURED_ROWS.into_iter().zip(shares).map(rate).collect();
+        profile.contention.clear();
         let mut turn = 0;
         for kind in CollectiveKind::sample_kinds(ranks).into_iter().filter(|kind| !kind.moves_by_data()) {
             for variant in profile.supported_variants(&kind) {
@@ -419,6 +478,8 @@ mod tests {
                     bytes: COLLECTIVE_BYTES,
                     taken,
                     rate,
+                    provenance: Provenance::Measured,
+                    note: String::new(),
                 };
                 let is_known = profile
                     .contention
@@ -442,6 +503,19 @@ mod tests {
         (found - expected).abs() <= part * expected
     }
 
+    /// Products that a collective stops entirely take the same time whatever its rate.
+    #[test]
+    fn rates_are_measured_only_if_products_go_on() {
+        let product = 200.0;
+        for (taken, rate) in [(0.0, 1.0), (0.3, 0.5), (0.9, 0.2), (0.5, 1.0)] {
+            let longer = product / (1.0 - taken * rate) * (1.0 - rate);
+            let measured = rate_next_to_product(product, longer, taken).expect("a rate");
+            assert!((measured - rate).abs() < 1e-9, "{taken} {rate}: {measured}");
+        }
+        assert_eq!(rate_next_to_product(product, product, 1.0), None);
+        assert_eq!(rate_next_to_product(product, 0.99 * product, 1.0), None);
+    }
+
     /// A machine is measured by the model of a profile, and the result is that profile.
     #[test]
     fn a_machine_is_found_by_what_its_programs_take() {
@@ -451,13 +525,13 @@ mod tests {
             let TuneResult { profile, notes } = tune_profile(unknown(&machine), ranks, &measure);
             assert!(notes.is_empty(), "{notes:#?}");
             let [measured, expected] = [&profile, &machine].map(|p| p.throughput.expect("a throughput"));
-            assert!(near(measured.kernel_us, expected.kernel_us, 0.01), "{measured:?}");
+            assert!(near(measured.gap_us, expected.gap_us, 0.01), "{measured:?}");
             assert!(near(measured.attention, expected.attention, 0.02), "{measured:?}");
             assert!(near(measured.matmul_16bit, expected.matmul_16bit, 0.02), "{measured:?}");
             assert!(near(measured.matmul, expected.matmul, 0.02), "{measured:?}");
             assert!(near(measured.crossing_us, expected.crossing_us, 0.15), "{measured:?}");
             assert_eq!(profile.product_rates.len(), MEASURED_ROWS.len());
-            for (measured, expected) in profile.product_rates.iter().zip(&machine.product_rates).skip(2) {
+            for (measured, expected) in profile.product_rates.iter().zip(&machine.product_rates) {
                 assert!(
                     near(measured.matmul_16bit, expected.matmul_16bit, 0.02),
                     "{measured:?} {expected:?}"
@@ -479,6 +553,24 @@ mod tests {
         }
     }
 
+    /// Rates of few rows are those of symmc's kernels.
+    #[test]
+    fn products_of_few_rows_are_fused_with_their_residuals() {
+        let measure = |_: &CheckedPlan| Ok(1.0);
+        let tuning = ProfileTuner { ranks: 2, measure: &measure, profile: known(2), notes: Vec::new() };
+        for (rows, dtype, is_fused) in [
+            (1, "bf16", true),
+            (16, "bf16", true),
+            (64, "bf16", true),
+            (256, "bf16", false),
+            (16, "f32", false),
+        ] {
+            let planned = tuning.plan_products(rows, dtype).expect("a plan");
+            assert_eq!(planned.plan.buckets[0].steps.len(), PRODUCTS_PER_RUN);
+            assert_eq!(planned.graph.nodes.len() > PRODUCTS_PER_RUN, is_fused, "{rows} {dtype}");
+        }
+    }
+
     /// A value that cannot be measured is named and keeps its old value. The others are measured.
     #[test]
     fn measurements_that_fail_are_named() {
@@ -496,7 +588,7 @@ mod tests {
             assert!(notes.iter().any(|n| n.contains(part) && n.contains("no kernel")), "{part}: {notes:#?}");
         }
         let [after, before] = [&profile, &start].map(|p| p.throughput.expect("a throughput"));
-        assert!(after.attention == before.attention && after.kernel_us != before.kernel_us);
+        assert!(after.attention == before.attention && after.gap_us != before.gap_us);
         assert!(profile.contention.iter().all(|c| c.variant != CollectiveVariant::Push));
         assert!(profile.contention.len() > 4 && profile.product_rates.len() == MEASURED_ROWS.len() - 1);
         // Nothing can be measured: all values stay as they were.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::curve::Provenance;
 use crate::collective::{CollectiveName, CollectiveVariant};
 
 /// One measurement of a collective concurrent with products that fill the machine.
@@ -17,6 +18,9 @@ pub struct ContentionMeasurement {
     pub taken: f64,
     /// Its rate next to the products, as a fraction of its rate alone.
     pub rate: f64,
+    pub provenance: Provenance,
+    /// The method of measurement or the origin of the model, for people.
+    pub note: String,
 }
 
 impl ContentionMeasurement {
@@ -43,14 +47,18 @@ struct ContentionFields {
     bytes: u64,
     taken: f64,
     rate: f64,
+    #[serde(rename = "source")]
+    provenance: Provenance,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    note: String,
 }
 
 impl From<ContentionMeasurement> for ContentionFields {
     fn from(c: ContentionMeasurement) -> ContentionFields {
-        let ContentionMeasurement { collective, variant, ranks, bytes, taken, rate } = c;
+        let ContentionMeasurement { collective, variant, ranks, bytes, taken, rate, provenance, note } = c;
         let collective = collective.name().to_string();
         let variant = variant.name().to_string();
-        ContentionFields { collective, variant, ranks, bytes, taken, rate }
+        ContentionFields { collective, variant, ranks, bytes, taken, rate, provenance, note }
     }
 }
 
@@ -58,11 +66,11 @@ impl TryFrom<ContentionFields> for ContentionMeasurement {
     type Error = String;
 
     fn try_from(written: ContentionFields) -> Result<ContentionMeasurement, String> {
-        let ContentionFields { collective, variant, ranks, bytes, taken, rate } = written;
+        let ContentionFields { collective, variant, ranks, bytes, taken, rate, provenance, note } = written;
         let collective = CollectiveName::from_name(&collective)
             .ok_or_else(|| format!("contention: unknown collective {collective}"))?;
         let variant = CollectiveVariant::from_name(&variant)
             .ok_or_else(|| format!("contention: unknown variant {variant}"))?;
-        Ok(ContentionMeasurement { collective, variant, ranks, bytes, taken, rate })
+        Ok(ContentionMeasurement { collective, variant, ranks, bytes, taken, rate, provenance, note })
     }
 }

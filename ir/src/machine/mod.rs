@@ -41,6 +41,7 @@ mod curve;
 pub mod model;
 mod row_kernels;
 mod steps;
+mod table;
 mod throughput;
 pub mod timeline;
 mod traffic;
@@ -58,17 +59,21 @@ pub use capability::{
 };
 pub use contention::ContentionMeasurement;
 pub use curve::{CollectiveCurve, CopyCurve, Provenance};
+pub use table::CurveTable;
 pub use throughput::{OperationCounts, ProductRate, Throughput};
 pub use traffic::{MAX_CONCAT_OPERANDS_PER_KERNEL, MIN_SEPARATE_COPY_BYTES, StepTraffic, TrafficModel};
 
 /// The version of the format.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// The maximum length of the name of a profile, which plans record.
 const MAX_NAME_BYTES: usize = 4096;
 
-const BUILTIN_PROFILES: [(&str, &str); 4] = [
+const BUILTIN_PROFILES: [(&str, &str); 7] = [
     ("host", include_str!("host.json")),
+    ("h100x2", include_str!("h100x2.json")),
+    ("h100x4", include_str!("h100x4.json")),
+    ("h100x8", include_str!("h100x8.json")),
     ("h200x2", include_str!("h200x2.json")),
     ("h200x4", include_str!("h200x4.json")),
     ("h200x8", include_str!("h200x8.json")),
@@ -106,7 +111,7 @@ pub struct MachineProfile {
     pub contention: Vec<ContentionMeasurement>,
     pub copy: CopyCurve,
     /// The curves: at most one for each collective, variant, state of the exit barrier and number of ranks.
-    pub curves: Vec<CollectiveCurve>,
+    pub curves: CurveTable,
 }
 
 #[derive(Debug, Error)]
@@ -260,7 +265,17 @@ impl MachineProfile {
         let multiprocessors = self.multiprocessors?;
         let max_blocks = self.max_blocks(kind, variant, bytes, ranks);
         let name = kind.collective_name();
-        Some(model::occupied_compute_share(name, variant, bytes, ranks, max_blocks, multiprocessors))
+        let transfer_share = self.transfer_share(ranks);
+        let share = model::occupied_compute_share;
+        Some(share(name, variant, bytes, ranks, max_blocks, multiprocessors, transfer_share))
+    }
+
+    /// The share of concurrent compute that moving bytes at the speed of links and memory takes, regardless of
+    /// the mechanism: that of copies, which occupy no multiprocessors, at the nearest number of ranks. Without
+    /// it, [`model::ASSUMED_TRANSFER_SHARE`].
+    pub fn transfer_share(&self, ranks: u32) -> f64 {
+        let copies = self.nearest_contention(&CollectiveKind::AllGather, CollectiveVariant::Copies, ranks);
+        copies.map_or(model::ASSUMED_TRANSFER_SHARE, |copies| copies.taken)
     }
 
     /// The rate of a collective next to computation that fills the machine.
@@ -291,15 +306,26 @@ impl MachineProfile {
         ranks: u32,
     ) -> Option<&CollectiveCurve> {
         let exit = if exit.unwrap_or(true) { ExitBarrier::Kept } else { ExitBarrier::Dropped };
-        self.curves
-            .iter()
-            .filter(|c| c.collective == kind.measured_as() && c.variant == variant)
-            .filter(|c| c.exit.is_none_or(|e| e == exit))
-            .min_by_key(|c| (c.ranks.abs_diff(ranks), c.ranks))
+        self.curves.nearest(kind.measured_as(), variant, exit, ranks)
+    }
+
+    /// Whether the estimate of a collective rests on a model: its curve is modelled, is that of another number
+    /// of ranks, or does not exist. The parameters are those of
+    /// [`estimate_collective`](Self::estimate_collective).
+    pub fn is_modelled(
+        &self,
+        kind: &CollectiveKind,
+        variant: CollectiveVariant,
+        exit: Option<bool>,
+        ranks: u32,
+    ) -> bool {
+        let curve = self.nearest_curve(kind, variant, exit, ranks);
+        curve.is_none_or(|c| c.provenance == Provenance::Modelled || c.ranks != ranks)
     }
 
     /// The maximum number of blocks of the kernel that runs a collective on a GPU. `None` if the profile has no
-    /// measurements of this kind of collective that state it. The parameters are those of [`estimate_collective`](Self::estimate_collective).
+    /// measurements of this kind of collective that state it. The parameters are those of
+    /// [`estimate_collective`](Self::estimate_collective).
     pub fn max_blocks(
         &self,
         kind: &CollectiveKind,
@@ -437,8 +463,10 @@ mod tests {
             bytes: 1 << 24,
             taken,
             rate,
+            provenance: Provenance::Measured,
+            note: String::new(),
         };
-        let plain = MachineProfile::builtin("h200x2").unwrap();
+        let plain = MachineProfile { contention: vec![], ..MachineProfile::builtin("h200x2").unwrap() };
         let measured =
             MachineProfile { contention: vec![measurement(0.25, 0.5)], version: VERSION, ..plain.clone() };
         let timed = |p: &MachineProfile, bytes| {
@@ -477,7 +505,7 @@ mod tests {
                 "contention[1]: it is a duplicate",
             ),
             (MachineProfile { product_rates: vec![rate; 2], ..plain.clone() }, "product_rates[1]: rows"),
-            (MachineProfile { version: VERSION + 1, ..plain.clone() }, "version 5, expected 4"),
+            (MachineProfile { version: VERSION + 1, ..plain.clone() }, "version 6, expected 5"),
         ] {
             let error = MachineProfile::from_json(&bad.to_json()).unwrap_err().to_string();
             assert!(error.contains(part), "{part}: {error}");
@@ -556,6 +584,12 @@ mod tests {
         );
         let x8 = MachineProfile::builtin("h200x8").unwrap();
         assert!(x8.curves.iter().all(|c| c.provenance == Provenance::Modelled));
+        let is_modelled =
+            |p: &MachineProfile, ranks| p.is_modelled(&AR, CollectiveVariant::Plain, None, ranks);
+        assert_eq!([2, 4].map(|ranks| is_modelled(&p, ranks)), [true, false]);
+        assert!(is_modelled(&x8, 8));
+        let without_curves = MachineProfile { curves: Default::default(), ..p };
+        assert!(is_modelled(&without_curves, 4));
     }
 
     #[test]
@@ -577,7 +611,8 @@ mod tests {
         // Time that is not overlapped counts in full.
         let alone = added(CollectiveVariant::Copies, 0.0);
         let half_hidden = added(CollectiveVariant::Copies, 0.5);
-        assert!((half_hidden - (alone / 2.0 + added(CollectiveVariant::Copies, 1.0) / 2.0)).abs() < 1e-9);
+        let expected = alone / 2.0 + alone / 2.0 * p.transfer_share(2);
+        assert!((half_hidden - expected).abs() < 1e-9);
         let host = MachineProfile::builtin("host").unwrap();
         let [next_to_compute, without_compute] = [1.0, 0.0].map(|hidden| {
             host.estimate_added_us(&[(&gather, 1 << 20)], CollectiveVariant::Push, None, 2, hidden)
@@ -595,7 +630,7 @@ mod tests {
             assert!(message.contains(expected), "{message}");
         };
         refused(&|p| p.name = "n".repeat(5000), "name: expected at most 4096 bytes, found 5000");
-        refused(&|p| p.version = 9, "profile h200x2: version 9, expected 4");
+        refused(&|p| p.version = 9, "profile h200x2: version 9, expected 5");
         for (from, to, expected) in [
             (
                 "\"all_reduce\"",
@@ -612,15 +647,18 @@ mod tests {
                 MachineProfile::from_json(&good.to_json().replacen(from, to, 1)).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
         }
-        refused(&|p| p.curves[0].ranks = 1, "1 ranks, expected at least 2");
-        refused(&|p| p.curves.push(p.curves[3].clone()), "the curve is a duplicate");
-        refused(&|p| p.curves[0].points.clear(), "the curve has no points");
-        refused(&|p| p.curves[0].spread = vec![0.5], "1 spreads for ");
-        refused(&|p| p.curves[0].blocks = vec![8], "1 numbers of blocks for ");
-        refused(&|p| p.curves[0].blocks = vec![0; p.curves[0].points.len()], "0 blocks, expected at least 1");
+        refused(&|p| p.curves.edit(|c| c[0].ranks = 1), "1 ranks, expected at least 2");
+        refused(&|p| p.curves.edit(|c| c.push(c[3].clone())), "the curve is a duplicate");
+        refused(&|p| p.curves.edit(|c| c[0].points.clear()), "the curve has no points");
+        refused(&|p| p.curves.edit(|c| c[0].spread = vec![0.5]), "1 spreads for ");
+        refused(&|p| p.curves.edit(|c| c[0].blocks = vec![8]), "1 numbers of blocks for ");
+        refused(
+            &|p| p.curves.edit(|c| c[0].blocks = vec![0; c[0].points.len()]),
+            "0 blocks, expected at least 1",
+        );
         refused(&|p| p.multiprocessors = Some(0), "multiprocessors: expected at least 1, found 0");
         refused(&|p| p.copy.points.reverse(), "curve copy: the bytes");
-        refused(&|p| p.curves[0].points[0].1 = -1.0, "-1e0 µs at");
+        refused(&|p| p.curves.edit(|c| c[0].points[0].1 = -1.0), "-1e0 µs at");
         let unknown = good.to_json().replacen("\"about\"", "\"abuot\"", 1);
         assert!(MachineProfile::from_json(&unknown).unwrap_err().to_string().contains("abuot"));
     }

@@ -9,17 +9,17 @@
 use super::curve::CollectiveCurve;
 use crate::collective::{CollectiveName, CollectiveVariant, ResultDistribution};
 
-/// The share of concurrent compute that moving bytes at the speed of links and memory takes, regardless of the
-/// mechanism. On two H200, copies of 213 µs add 77 to 119 µs to a product of 1334 to 1391 µs.
-const TRANSFER_SHARE: f64 = 1.0 / 3.0;
+/// The [transfer share](super::MachineProfile::transfer_share) of a machine whose profile has no contention of
+/// copies: an assumption.
+pub const ASSUMED_TRANSFER_SHARE: f64 = 1.0 / 3.0;
 const LIBRARY_BLOCKS: u64 = 32;
 /// The maximum number of ranks of a cell in which kernels on GPUs communicate. Larger cells use the library.
 pub const MAX_GPU_CELL_RANKS: u32 = 8;
 
 /// The share of its time that a collective takes from concurrent compute on a GPU with `multiprocessors`
-/// multiprocessors. Copies and copy engines occupy none of these. A kernel has one block for every 4 KiB that
-/// it moves for a peer (1 KiB by `ll`), up to `max_blocks` blocks. If a profile does not state it, it is 128 (64
-/// by `ll`), which is how GPUs run them.
+/// multiprocessors. Copies and copy engines occupy none of these, and take the `transfer_share` of all
+/// variants. A kernel has one block for every 4 KiB that it moves for a peer (1 KiB by `ll`), up to
+/// `max_blocks` blocks. If a profile does not state it, it is 128 (64 by `ll`), which is how GPUs run them.
 pub fn occupied_compute_share(
     collective: CollectiveName,
     variant: CollectiveVariant,
@@ -27,6 +27,7 @@ pub fn occupied_compute_share(
     ranks: u32,
     max_blocks: Option<u32>,
     multiprocessors: u32,
+    transfer_share: f64,
 ) -> f64 {
     let facts = collective.facts();
     let in_one_round =
@@ -39,7 +40,7 @@ pub fn occupied_compute_share(
         CollectiveVariant::Ll => moved.div_ceil(1 << 10).min(max_blocks.map_or(64, u64::from)),
         _ => moved.div_ceil(4 << 10).min(max_blocks.map_or(128, u64::from)),
     };
-    (blocks as f64 / f64::from(multiprocessors.max(1)) + TRANSFER_SHARE).min(1.0)
+    (blocks as f64 / f64::from(multiprocessors.max(1)) + transfer_share).min(1.0)
 }
 
 /// The rate of a collective next to computation that fills the GPU, as a fraction of full speed. A kernel gets
@@ -89,6 +90,8 @@ mod tests {
     use super::*;
     use crate::machine::Provenance;
 
+    const TRANSFER_SHARE: f64 = 0.375;
+
     #[test]
     fn the_transfer_scales_and_the_start_up_stays() {
         let curve = |collective: CollectiveName, variant: CollectiveVariant| CollectiveCurve {
@@ -122,8 +125,9 @@ mod tests {
 
     #[test]
     fn kernels_take_blocks_and_every_variant_takes_the_transfer_share() {
-        let share =
-            |variant, bytes| occupied_compute_share(CollectiveName::AllGather, variant, bytes, 2, None, 128);
+        let share = |variant, bytes| {
+            occupied_compute_share(CollectiveName::AllGather, variant, bytes, 2, None, 128, TRANSFER_SHARE)
+        };
         assert_eq!(share(CollectiveVariant::Copies, 1 << 30), TRANSFER_SHARE);
         assert_eq!(share(CollectiveVariant::Push, 32 << 13), 0.25 + TRANSFER_SHARE);
         assert_eq!(share(CollectiveVariant::Push, 1 << 30), 1.0);
@@ -134,7 +138,8 @@ mod tests {
                 1 << 30,
                 2,
                 Some(16),
-                128
+                128,
+                TRANSFER_SHARE
             ),
             0.125 + TRANSFER_SHARE
         );
@@ -146,7 +151,8 @@ mod tests {
                 1 << 14,
                 2,
                 None,
-                128
+                128,
+                TRANSFER_SHARE
             ),
             0.125 + TRANSFER_SHARE
         );

@@ -1,9 +1,11 @@
 //! Estimated time of steps, from memory traffic, operations and the minimum time of a kernel.
 //!
-//! A step that computes takes the longest of three times: moving the bytes that it reads and writes once
-//! ([`MachineProfile::copy_us`]; a copy moves each byte twice), its operations at the [`Throughput`] of the
-//! machine, and the minimum time of each of its kernels. A step without kernels takes no time, for example a
-//! concatenation whose operands are already in place.
+//! A step that computes takes the gap of each of its kernels ([`Throughput::gap_us`](super::Throughput)), and
+//! in addition the longer of two times: moving the bytes that it reads and writes once, and its operations at
+//! the [`Throughput`](super::Throughput) of the machine. Bytes move as in copies ([`MachineProfile::copy_us`];
+//! a copy moves each byte twice). Products mostly read, which is faster: they move bytes at the rate at which a
+//! product of one row reads its weights. A step without kernels takes no time, for example a concatenation
+//! whose operands are already in place.
 
 use smallvec::SmallVec;
 
@@ -65,8 +67,8 @@ impl MachineProfile {
         if moved.kernels == 0 {
             return TimedStep::compute(0);
         }
-        let launch_us = self.throughput.map_or(0.0, |t| t.kernel_us * moved.kernels as f64);
-        let us = self.compute_us(moved.bytes, operations).max(launch_us);
+        let more_gaps_us = self.gap_us() * (moved.kernels - 1) as f64;
+        let us = self.compute_us(moved.bytes, operations) + more_gaps_us;
         // A reduction that is the only node is divided into pieces if there are few rows.
         let rows = rows.filter(|_| count > 1);
         TimedStep::compute(us_to_ns(
@@ -77,12 +79,14 @@ impl MachineProfile {
     /// The estimated time in microseconds of a step that reads and writes `moved` bytes and does these
     /// operations.
     pub fn compute_us(&self, moved: u64, operations: OperationCounts) -> f64 {
-        let moving = self.copy_us(moved / 2);
         let OperationCounts { matmul_16bit, matmul, attention, attention_block, rows } = operations;
         let Some(t) = &self.throughput else {
             let total = matmul_16bit.saturating_add(matmul).saturating_add(attention) as f64;
-            return moving.max(self.copy_us((total / OPERATIONS_PER_BYTE) as u64));
+            return self.copy_us(moved / 2).max(self.copy_us((total / OPERATIONS_PER_BYTE) as u64));
         };
+        let has_products = matmul_16bit > 0 || matmul > 0;
+        let moving =
+            if has_products { self.product_traffic_us(moved) } else { self.kernel_traffic_us(moved) };
         let rates = &self.product_rates;
         let narrow = ProductRate::interpolate_rate(rates, rows, |r| r.matmul_16bit).unwrap_or(t.matmul_16bit);
         let wide = ProductRate::interpolate_rate(rates, rows, |r| r.matmul).unwrap_or(t.matmul);
@@ -92,7 +96,28 @@ impl MachineProfile {
         );
         let attending = operations_us(attention, t.attention).max(of_block);
         let computing = operations_us(matmul_16bit, narrow) + operations_us(matmul, wide) + attending;
-        moving.max(computing).max(t.kernel_us)
+        t.gap_us + moving.max(computing)
+    }
+
+    /// The time of a kernel in addition to its bytes and operations, in microseconds; 0 if it is unknown.
+    fn gap_us(&self) -> f64 {
+        self.throughput.map_or(0.0, |t| t.gap_us)
+    }
+
+    /// The time in which a kernel moves these bytes; at least that of the smallest copy.
+    fn kernel_traffic_us(&self, moved: u64) -> f64 {
+        self.copy_us((moved / 2).max(1))
+    }
+
+    /// The time in which a product reads and writes these bytes. A product of one row and 16 bits has one
+    /// operation for each byte of its weights, so its rate is that of reading.
+    fn product_traffic_us(&self, moved: u64) -> f64 {
+        match self.product_rates.first() {
+            Some(one_row) if one_row.rows == 1 => {
+                operations_us(moved, one_row.matmul_16bit).max(self.kernel_traffic_us(0))
+            }
+            _ => self.kernel_traffic_us(moved),
+        }
     }
 }
 
@@ -158,14 +183,15 @@ mod tests {
     }
 
     #[test]
-    fn steps_take_the_longest_of_bytes_operations_and_a_kernel() {
+    fn steps_take_a_gap_and_the_longer_of_bytes_and_operations() {
         let p = MachineProfile { product_rates: Vec::new(), ..profile() };
         let none = OperationCounts::default();
         let throughput = p.throughput.expect("stated");
-        assert_eq!(p.compute_us(0, none), throughput.kernel_us);
-        assert_eq!(p.compute_us(2 << 28, none), p.copy_us(1 << 28));
+        assert_eq!(p.compute_us(0, none), throughput.gap_us + p.copy_us(1));
+        assert_eq!(p.compute_us(2 << 28, none), throughput.gap_us + p.copy_us(1 << 28));
         let million = OperationCounts { matmul_16bit: 690_000_000_000, ..none };
-        assert_eq!(p.compute_us(1024, million), 690e9 / (throughput.matmul_16bit * 1e6));
+        let million_us = throughput.gap_us + 690e9 / (throughput.matmul_16bit * 1e6);
+        assert_eq!(p.compute_us(1024, million), million_us);
         // Narrow products are faster than wide ones, and a profile without a throughput estimates from bytes.
         let wide = OperationCounts { matmul: 690_000_000_000, ..none };
         assert!(p.compute_us(1024, wide) > p.compute_us(1024, million));
@@ -179,6 +205,7 @@ mod tests {
             .map(|(rows, rate)| ProductRate { rows, matmul_16bit: rate, matmul: rate / 4.0 })
             .to_vec();
         let p = MachineProfile { product_rates, ..profile() };
+        let gap_us = p.gap_us();
         let narrow = |rows| {
             p.compute_us(
                 0,
@@ -186,18 +213,54 @@ mod tests {
             )
         };
         for (rows, expected) in [(1, 4.0), (26, 103.0), (101, 400.0), (5000, 400.0)] {
-            assert!((narrow(rows) - 4e9 / (expected * 1e6)).abs() < 1e-9, "{rows}");
+            assert!((narrow(rows) - gap_us - 4e9 / (expected * 1e6)).abs() < 1e-9, "{rows}");
         }
         let wide = p.compute_us(
             0,
             OperationCounts { matmul: 4_000_000_000, rows: 101, ..OperationCounts::default() },
         );
-        assert_eq!(wide, 4.0 * narrow(101));
+        assert!((wide - gap_us - 4.0 * (narrow(101) - gap_us)).abs() < 1e-9);
+        // The rate of one row is that of reading.
+        let one = OperationCounts { matmul_16bit: 1, rows: 101, ..OperationCounts::default() };
+        assert_eq!(p.compute_us(8_000_000, one), gap_us + 2.0);
+        assert_eq!(p.compute_us(8, one), gap_us + p.copy_us(1));
+    }
+
+    /// Times of products are those of the text form's `matmul` with weights of `k` × `n`.
+    #[test]
+    fn products_of_more_rows_never_take_less_time() {
+        for name in MachineProfile::builtin_names() {
+            let p = MachineProfile::builtin(name).expect("a profile");
+            for (k, n, bytes) in [(4096u64, 7168u64, 2u64), (8192, 1024, 2), (64, 64, 2), (4096, 4096, 4)] {
+                let mut before_us = 0.0;
+                for rows in (1..=300).chain((3..=96).map(|i| i * 128)) {
+                    let done = 2 * rows * k * n;
+                    let [matmul_16bit, matmul] = if bytes == 2 { [done, 0] } else { [0, done] };
+                    let operations =
+                        OperationCounts { matmul_16bit, matmul, rows, ..OperationCounts::default() };
+                    let us = p.compute_us(bytes * (k * n + rows * (k + n)), operations);
+                    assert!(us >= before_us, "{name}: {rows} × {k} × {n}: {us} after {before_us}");
+                    before_us = us;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn noise_in_rates_is_levelled_by_time() {
+        let mut rates = [(1, 3.4), (16, 42.0), (64, 187.0), (256, 538.0)].map(|(rows, rate)| ProductRate {
+            rows,
+            matmul_16bit: rate,
+            matmul: 40.0,
+        });
+        ProductRate::make_times_ascend(&mut rates);
+        assert_eq!(rates.map(|r| r.matmul_16bit), [3.4, 46.75, 187.0, 538.0]);
+        assert_eq!(rates.map(|r| r.matmul), [40.0; 4]);
     }
 
     #[test]
     fn throughputs_that_are_no_rates_are_refused_by_name() {
-        for (field, value) in [("attention", "0.0"), ("kernel_us", "-1.0"), ("matmul", "0")] {
+        for (field, value) in [("attention", "0.0"), ("gap_us", "-1.0"), ("matmul", "0")] {
             let mut json: serde_json::Value = serde_json::from_str(&profile().to_json()).expect("JSON");
             json["throughput"][field] = serde_json::from_str(value).expect("a number");
             let error = MachineProfile::from_json(&json.to_string()).expect_err("refused").to_string();

@@ -18,8 +18,9 @@ pub struct Throughput {
     /// Matrix products of wider types.
     pub matmul: f64,
     pub attention: f64,
-    /// The minimum time of a kernel, in microseconds.
-    pub kernel_us: f64,
+    /// The time of a kernel in addition to its bytes and operations, in microseconds: from the end of the
+    /// kernel before it until it moves bytes at full speed, and its end.
+    pub gap_us: f64,
     /// The minimum time between the end of a step and the start of a step of the other lane that waits for it,
     /// in microseconds.
     pub crossing_us: f64,
@@ -32,7 +33,7 @@ impl Throughput {
             ("matmul_16bit", self.matmul_16bit),
             ("matmul", self.matmul),
             ("attention", self.attention),
-            ("kernel_us", self.kernel_us),
+            ("gap_us", self.gap_us),
             ("crossing_us", self.crossing_us),
         ];
         fields.into_iter().find(|(_, value)| !ALLOWED_NUMBERS.contains(value))
@@ -62,6 +63,18 @@ impl ProductRate {
         let invalid = rates.into_iter().find(|(_, rate)| !ALLOWED_NUMBERS.contains(rate));
         invalid
             .map(|(field, rate)| format!("{field}: expected {}, found {rate:e}", describe_allowed_numbers()))
+    }
+
+    /// Raises the rates of few rows until a product of more rows never takes less time than one of fewer.
+    /// Measurements contain noise, and the kernels of few rows may be slower than those of more.
+    pub fn make_times_ascend(points: &mut [ProductRate]) {
+        for i in (1..points.len()).rev() {
+            let after = points[i];
+            let before = &mut points[i - 1];
+            let share = before.rows as f64 / after.rows as f64;
+            before.matmul_16bit = before.matmul_16bit.max(after.matmul_16bit * share);
+            before.matmul = before.matmul.max(after.matmul * share);
+        }
     }
 
     /// The rate at this number of rows: linear in the rows between two points, because a product of few rows

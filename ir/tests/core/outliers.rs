@@ -1,6 +1,6 @@
 //! Profiles in which one time is an outlier, as noise of a measurement leaves it.
 
-use symmc_ir::machine::MachineProfile;
+use symmc_ir::machine::{CollectiveCurve, MachineProfile};
 use symmc_ir::{CollectiveKind, CollectiveVariant};
 
 const BYTES: [u64; 5] = [1, 5000, 1 << 20, 1 << 30, 1 << 50];
@@ -38,11 +38,11 @@ fn one_outlier_leaves_estimates_positive() {
                 let measured = profile.curves[index].points[point].1;
                 for factor in [1.3, 2.0, 30.0] {
                     for us in [measured * factor, measured / factor] {
-                        profile.curves[index].points[point].1 = us;
+                        profile.curves.edit(|curves| curves[index].points[point].1 = us);
                         check_estimates(&profile, index);
                     }
                 }
-                profile.curves[index].points[point].1 = measured;
+                profile.curves.edit(|curves| curves[index].points[point].1 = measured);
             }
         }
     }
@@ -52,10 +52,12 @@ fn one_outlier_leaves_estimates_positive() {
 #[test]
 fn joint_estimates_of_falling_curves_are_positive() {
     let mut profile = MachineProfile::builtin("h200x4").expect("a profile");
-    for curve in &mut profile.curves {
-        let count = curve.points.len();
-        curve.points.iter_mut().enumerate().for_each(|(i, point)| point.1 = (count - i) as f64);
-    }
+    profile.curves.edit(|curves| {
+        for CollectiveCurve { points, .. } in curves {
+            let count = points.len();
+            points.iter_mut().enumerate().for_each(|(i, point)| point.1 = (count - i) as f64);
+        }
+    });
     let kinds = CollectiveKind::sample_kinds(4);
     let collectives: Vec<_> = kinds.iter().map(|kind| (kind, 1 << 20)).collect();
     for &variant in CollectiveVariant::ALL {

@@ -57,7 +57,10 @@ fn a_bucket_lies_within_its_symbol() {
 #[test]
 fn a_profile_must_know_plain() {
     let mut config = config();
-    config.profile.curves.retain(|c| c.collective != symmc_ir::CollectiveName::AllReduce);
+    config
+        .profile
+        .curves
+        .edit(|curves| curves.retain(|c| c.collective != symmc_ir::CollectiveName::AllReduce));
     let message = lower(&program(), &config).unwrap_err().to_string();
     assert_eq!(message, "lower: %y: profile host has no curve for the plain variant of all_reduce");
 }

@@ -5,7 +5,7 @@ use symmc_ir::machine::timeline::{TimedStep, Timeline, simulate_timeline};
 use symmc_ir::machine::{MachineProfile, StepTraffic, TrafficModel};
 use symmc_ir::{Dim, Node, NodeId, Op, SymbolTable};
 
-use crate::{Bucket, ExitBarrier, Lane, ParsedProgram, ResolveError, StepNodes};
+use crate::{Bucket, ExitBarrier, Lane, ParsedProgram, ResolveError, Step, StepNodes};
 
 /// The estimated time of one run of a bucket, in microseconds.
 #[derive(Clone, PartialEq, Debug)]
@@ -31,6 +31,14 @@ pub struct CommunicationEstimate {
     pub exposed_us: f64,
     /// The time in which computation runs concurrently with the step, in microseconds.
     pub overlapped_us: f64,
+    /// Whether the time of one of its collectives is modelled instead of measured
+    /// ([`MachineProfile::is_modelled`]).
+    pub is_modelled: bool,
+}
+
+/// Whether the exit barrier of a step is kept; `None` if it cannot be dropped.
+fn exit_is_kept(step: &Step) -> Option<bool> {
+    step.exit.map(|exit| exit == ExitBarrier::Kept)
 }
 
 impl ParsedProgram {
@@ -73,12 +81,11 @@ impl ParsedProgram {
             .iter()
             .zip(&bucket.steps)
             .map(|(run, step)| {
-                let exit = step.exit.map(|e| e == ExitBarrier::Kept);
                 let timed = profile.timed_step(
                     &self.graph,
                     run.nodes(),
                     self.step_traffic(*run, bucket, symbols),
-                    exit,
+                    exit_is_kept(step),
                     |dim| upper_size(dim, symbols),
                 );
                 TimedStep { communicates: step.lane == Lane::Comm, ..timed }
@@ -103,6 +110,7 @@ impl ParsedProgram {
                 us: microseconds(timed.time),
                 exposed_us: microseconds(exposed),
                 overlapped_us: microseconds(overlapped[step]),
+                is_modelled: self.is_modelled(runs[step], &bucket.steps[step], profile),
             });
         }
         let total_us = microseconds(total);
@@ -112,6 +120,13 @@ impl ParsedProgram {
             compute_us,
             exposed_us: microseconds(total.saturating_sub(compute)),
             communication,
+        })
+    }
+
+    fn is_modelled(&self, run: StepNodes, step: &Step, profile: &MachineProfile) -> bool {
+        run.nodes().filter_map(|n| self.graph.nodes[n].op.as_collective()).any(|c| {
+            let ranks = self.graph.group_size(c.group).unwrap_or(1);
+            c.variant.is_some_and(|v| profile.is_modelled(&c.kind, v, exit_is_kept(step), ranks))
         })
     }
 

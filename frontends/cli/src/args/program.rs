@@ -69,7 +69,7 @@ impl ProgramArgs {
 #[derive(ClapArgs, Debug, Clone)]
 #[command(next_help_heading = "Planning")]
 pub struct CompileArgs {
-    /// The machine to plan for: host, h200x2, h200x4, h200x8, or a profile file
+    /// The machine to plan for: host, h100x2, h100x4, h100x8, h200x2, h200x4, h200x8, or a profile file
     ///
     /// `symmc tune` measures the GPUs of a machine and writes its profile file. The default is host; with --backend
     /// cuda it is the built-in profile with the nearest number of GPUs.

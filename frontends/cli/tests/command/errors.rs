@@ -111,7 +111,8 @@ fn positions_outside_of_a_dynamic_axis() {
 
 #[test]
 fn names_that_do_not_exist() {
-    let messages = ["there is no machine a100x2", "host, h200x2, h200x4, h200x8", "symmc tune"];
+    let messages =
+        ["there is no machine a100x2", "host, h100x2, h100x4, h100x8, h200x2, h200x4, h200x8", "symmc tune"];
     says("plan megatron_tp4_f32.pt2 --machine a100x2", &messages);
     says("run megatron_tp4_f32.pt2 --machine a100x2", &messages);
     says("tune --ranks 2 --curves a100x2 -o x.json", &messages);
