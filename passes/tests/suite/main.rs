@@ -7,6 +7,7 @@ mod errors;
 mod folding;
 mod lower;
 mod masks;
+mod pieces;
 mod programs;
 mod random;
 mod replicated;

@@ -1,0 +1,223 @@
+//! Lets ranks compute pieces of values themselves.
+//!
+//! A `shard` selects the positions of its rank along an axis. An op that is independent along that axis
+//! ([`Op::axes`]) computes them from the same positions of its operands, so a `shard` moves across it, towards a
+//! collective. There the rank already has its piece, or receives only that piece.
+//!
+//! Every rule keeps all bits, except for orders of summation that a product, a reduction along another axis or a
+//! collective chooses by size.
+
+use symmc_ir::{
+    AllToAllSplits, Collective, CollectiveKind, Dim, GroupId, Op, OpCost, OperandAxis, RejectedData,
+    ResultAxis, TensorType, ValueId,
+};
+
+use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
+
+pub const RULES: &[RewriteRule] = &[
+    RewriteRule {
+        name: "shard_of_gather",
+        equation: "shard(all_gather(x)) = x along the leading axis of one group",
+        apply: shard_of_gather,
+    },
+    RewriteRule {
+        name: "shard_of_gather_along_axis",
+        equation: "shard(all_gather(x)) = all_to_all(x) along another axis of one group, whose pieces are moved to the leading \
+                   axis of x, if the gather has no other readers",
+        apply: shard_of_gather_along_axis,
+    },
+    RewriteRule {
+        name: "shard_of_all_reduce",
+        equation: "shard(all_reduce(x)) = reduce_scatter(x) on one group, with the pieces of the axis moved to the leading axis \
+                   of x, if the sum has no other readers",
+        apply: shard_of_all_reduce,
+    },
+    RewriteRule {
+        name: "shard_of_moved",
+        equation: "shard(f(x, y)) = f(shard(x), shard(y)) if f is independent along the axis, its result has no other readers, \
+                   and few pieces of operands need a copy",
+        apply: shard_of_moved,
+    },
+];
+
+/// A `shard` on several ranks.
+#[derive(Clone, Copy)]
+struct Piece {
+    axis: usize,
+    group: GroupId,
+}
+
+impl Piece {
+    fn along(self, axis: usize) -> Piece {
+        Piece { axis, ..self }
+    }
+
+    /// The collective that gives a value, its operand, and the number of ranks, if its group has the cells of the
+    /// shard.
+    fn collective_on_cells(self, cx: &Rewriter, v: ValueId) -> Option<(Collective, ValueId, Dim)> {
+        let (Op::Collective(c), &[x]) = cx.def(v)? else { return None };
+        let ranks = cx.graph().group_size(c.group)?;
+        let is_on_cells = cx.graph().have_same_cells(c.group, self.group);
+        is_on_cells.then(|| (c.clone(), x, Dim::from(i64::from(ranks))))
+    }
+}
+
+fn as_shard(node: &CandidateNode) -> Option<(Piece, ValueId)> {
+    match (&node.op, &node.inputs[..]) {
+        (&Op::Shard { axis, group }, &[x]) => Some((Piece { axis, group }, x)),
+        _ => None,
+    }
+}
+
+fn shard_of_gather(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
+    let (piece, gathered) = as_shard(node).filter(|(piece, _)| piece.axis == 0)?;
+    let (c, x, _) = piece.collective_on_cells(cx, gathered)?;
+    (c.kind == CollectiveKind::AllGather).then_some(Rewrite::Value(x))
+}
+
+fn shard_of_gather_along_axis(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
+    let (piece, gathered) = as_shard(node).filter(|(piece, _)| piece.axis > 0)?;
+    let (c, x, ranks) = piece.collective_on_cells(cx, gathered)?;
+    if c.kind != CollectiveKind::AllGather || cx.is_shared(gathered) {
+        return None;
+    }
+    let pieces = move_pieces_to_front(cx, x, piece.axis, &ranks)?;
+    let kind = CollectiveKind::AllToAll(AllToAllSplits::Even);
+    let exchange = Collective { kind, group: c.group, variant: None };
+    Some(Rewrite::Node(Op::Collective(exchange), vec![pieces]))
+}
+
+fn shard_of_all_reduce(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
+    let (piece, sum) = as_shard(node)?;
+    let (c, x, ranks) = piece.collective_on_cells(cx, sum)?;
+    let CollectiveKind::AllReduce(op) = c.kind else { return None };
+    if cx.is_shared(sum) {
+        return None;
+    }
+    let pieces = move_pieces_to_front(cx, x, piece.axis, &ranks)?;
+    let scatter = Collective { kind: CollectiveKind::ReduceScatter(op), group: c.group, variant: None };
+    Some(Rewrite::Node(Op::Collective(scatter), vec![pieces]))
+}
+
+/// Moves the pieces of an axis, one for each rank, to the leading axis: `[d, .., n*e, ..]` becomes
+/// `[n*d, .., e, ..]`.
+fn move_pieces_to_front(cx: &mut Rewriter, x: ValueId, axis: usize, ranks: &Dim) -> Option<ValueId> {
+    if axis == 0 {
+        return Some(x);
+    }
+    let mut split = cx.shape(x).to_vec();
+    split[axis] = split[axis].exact_div(ranks)?;
+    let mut whole = split.clone();
+    split.insert(axis, ranks.clone());
+    let separate = cx.reshape(x, split.clone());
+    let perm: Vec<usize> = std::iter::once(axis).chain((0..split.len()).filter(|&a| a != axis)).collect();
+    let permuted: Vec<Dim> = perm.iter().map(|&a| split[a].clone()).collect();
+    let ty = TensorType::new(cx.ty(x).dtype, permuted);
+    let front = cx.emit("pieces", Op::Permute { perm }, &[separate], ty);
+    whole[0] = whole[0].clone() * ranks.clone();
+    Some(cx.reshape(front, whole))
+}
+
+/// The most nodes that a shard moves across at once.
+const MAX_MOVED_NODES: usize = 8;
+
+/// The operands of the node that gives `v` that must be sharded to compute a piece of it, each with its axis. `None`
+/// if the op does not compute pieces by itself.
+fn divided_operands(cx: &Rewriter, v: ValueId, piece: Piece) -> Option<Vec<(usize, usize)>> {
+    let graph = cx.graph();
+    let node = &graph.nodes[graph.defining_node(v)?];
+    let [result] = node.outputs[..] else { return None };
+    let (op, dtype) = (&node.op, graph.ty(result).dtype);
+    // Ops that report bad data are not computed in part, so that a run still fails.
+    if op.divides_integers(dtype) || op.facts().rejected_data == RejectedData::Positions {
+        return None;
+    }
+    match op {
+        Op::Shard { .. } => return None,
+        // Ranks that communicate must have the same piece.
+        Op::Collective(c) if !graph.has_equal_rank_within(piece.group, c.group) => return None,
+        _ => {}
+    }
+    let axes = graph.node_axes(node);
+    if *op == Op::Reshape {
+        let pieces = Dim::from(i64::from(graph.group_size(piece.group)?));
+        let is_divided = |&axis: &usize| match axes.operands[0][axis] {
+            OperandAxis::Aligned(result_axis) | OperandAxis::Outer(result_axis) => {
+                result_axis == piece.axis && graph.ty(node.inputs[0]).shape[axis].exact_div(&pieces).is_some()
+            }
+            OperandAxis::Broadcast | OperandAxis::Whole => false,
+        };
+        let axis = (0..axes.operands[0].len()).find(is_divided)?;
+        return Some(vec![(0, axis)]);
+    }
+    if axes.results[piece.axis] != ResultAxis::Independent {
+        return None;
+    }
+    let operands = (0..node.inputs.len()).filter_map(|i| Some((i, axes.operand_axis(i, piece.axis)?)));
+    let operands: Vec<(usize, usize)> = operands.collect();
+    // Products keep all of their columns, so that matrices are read whole.
+    let is_product = !matches!(op.facts().cost, OpCost::Bytes | OpCost::Sort);
+    let divides_columns = operands.iter().any(|&(i, axis)| axis + 1 == graph.ty(node.inputs[i]).rank());
+    (!(is_product && divides_columns)).then_some(operands)
+}
+
+/// The copies that a removed gather is worth: each takes about as long as the start-up of a collective at most.
+const COPIES_PER_GATHER: i64 = 2;
+
+/// The number of copies needed to compute the piece of a value from pieces, less those that removed gathers are
+/// worth. A gather needs none, and neither does a sum without other readers. Along other axes than the leading one,
+/// their operands are copied.
+fn copies_for_piece(cx: &Rewriter, v: ValueId, piece: Piece, depth: usize) -> i64 {
+    if let Some((c, ..)) = piece.collective_on_cells(cx, v)
+        && gives_pieces(cx, &c, v, piece)
+    {
+        let is_removed = c.kind == CollectiveKind::AllGather && !cx.is_shared(v);
+        return match piece.axis {
+            0 if is_removed => -COPIES_PER_GATHER,
+            0 => 0,
+            _ => 1,
+        };
+    }
+    let Some((_, inputs)) = cx.def(v).filter(|_| depth > 0) else { return 1 };
+    match divided_operands(cx, v, piece).filter(|_| !cx.is_shared(v)) {
+        Some(divided) => divided
+            .into_iter()
+            .map(|(i, axis)| copies_for_piece(cx, inputs[i], piece.along(axis), depth - 1))
+            .sum(),
+        None => 1,
+    }
+}
+
+/// Whether a collective on the cells of the shard that gives `v` can give the piece instead.
+fn gives_pieces(cx: &Rewriter, c: &Collective, v: ValueId, piece: Piece) -> bool {
+    match c.kind {
+        CollectiveKind::AllGather => piece.axis == 0 || !cx.is_shared(v),
+        CollectiveKind::AllReduce(_) => !cx.is_shared(v),
+        _ => false,
+    }
+}
+
+fn shard_of_moved(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
+    let (piece, moved) = as_shard(node)?;
+    let divided = divided_operands(cx, moved, piece)?;
+    let (op, inputs) = cx.def(moved)?;
+    // A piece of a view is stored in the order in which it is read.
+    let max_copies = i64::from(!op.is_view());
+    let copies: i64 = divided
+        .iter()
+        .map(|&(i, axis)| copies_for_piece(cx, inputs[i], piece.along(axis), MAX_MOVED_NODES))
+        .sum();
+    if copies > max_copies || cx.is_shared(moved) {
+        return None;
+    }
+    let op = op.clone();
+    let mut inputs = inputs.to_vec();
+    let ranks = Dim::from(i64::from(cx.graph().group_size(piece.group)?));
+    for (operand, axis) in divided {
+        let mut ty = cx.ty(inputs[operand]).clone();
+        ty.shape[axis] = ty.shape[axis].exact_div(&ranks)?;
+        let shard = Op::Shard { axis, group: piece.group };
+        inputs[operand] = cx.emit("own", shard, &[inputs[operand]], ty);
+    }
+    Some(Rewrite::Node(op, inputs))
+}
