@@ -32,6 +32,8 @@ mod imported_region;
 mod joint_costs;
 mod joint_steps;
 mod language;
+mod mesh;
+mod patterns;
 mod region;
 mod region_plan;
 mod row_sums;
@@ -231,7 +233,6 @@ fn lower_regions(
 }
 
 /// Chooses how the results of experts return in a bucket: returns the program, and the estimates of both forms.
-/// All lowerings of the bucket and all sets of collectives start from this program.
 pub fn choose_row_sums<'g>(
     graph: &'g Graph,
     config: &LowerConfig,
@@ -399,7 +400,7 @@ fn build_context(graph: &Graph, config: &LowerConfig) -> Result<LowerContext, Pa
     }
     Ok(LowerContext {
         profile: config.profile.clone(),
-        sizes: graph.groups.keys().map(|g| graph.group_size(g).unwrap_or(1)).collect(),
+        cells: graph.groups.keys().map(|g| graph.cells(g).unwrap_or_default()).collect(),
         symbols: graph.symbols.clone(),
         variants: config.variants.clone(),
         symmetric: config.symmetric,
