@@ -1,6 +1,7 @@
 //! Lowering: how each collective runs.
 //!
-//! Before that, [`choose_row_sums`] chooses how the results of experts return, for each bucket.
+//! Before that, [`choose_forms`] chooses for each bucket on which side of a collective a product runs, and how the
+//! results of experts return.
 //!
 //! 1. Sets of collectives that the caller names become one collective each (`coalesce`, `coalesced_graph`).
 //! 2. The program is cut into regions around its collectives (`region`).
@@ -34,6 +35,7 @@ mod joint_steps;
 mod language;
 mod mesh;
 mod patterns;
+mod products;
 mod region;
 mod region_plan;
 mod row_sums;
@@ -60,6 +62,7 @@ pub use context::{EGraphLimits, Overlap};
 use decisions::RegionDecision;
 
 pub use joint_steps::JOINT_STEP_RULE;
+pub use products::{MovedProduct, PRODUCT_AFTER_COLLECTIVE, PRODUCT_BEFORE_COLLECTIVE};
 pub use region::MAX_REGION_NODES;
 use region::{RegionKey, RewriteRegion};
 pub use row_sums::{COMBINE_AS_SUMS, ReturnedSums};
@@ -230,6 +233,45 @@ fn lower_regions(
         *report.fired.entry(rule.clone()).or_default() += times;
     }
     Ok((out, decisions, report))
+}
+
+/// The reasons of the choices of [`choose_forms`].
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ChosenForms {
+    pub products: Vec<MovedProduct>,
+    pub sums: Vec<ReturnedSums>,
+}
+
+impl ChosenForms {
+    /// Adds the reasons to decisions about the chosen collectives.
+    pub fn explain(&self, decisions: &mut [Decision]) {
+        for decision in decisions {
+            let name = decision.collective.clone();
+            self.products.iter().filter(|moved| moved.collective == name).for_each(|m| m.explain(decision));
+            self.sums.iter().filter(|sums| sums.collective == name).for_each(|sums| sums.explain(decision));
+        }
+    }
+}
+
+/// Chooses the form of a program in a bucket: on which side of a collective a product runs, and how the results of
+/// experts return. All lowerings of the bucket and all sets of collectives start from this program.
+pub fn choose_forms<'g>(
+    graph: &'g Graph,
+    config: &LowerConfig,
+) -> Result<(Cow<'g, Graph>, ChosenForms), PassError> {
+    if !products::may_move(graph) {
+        let (program, sums) = choose_row_sums(graph, config)?;
+        return Ok((program, ChosenForms { products: Vec::new(), sums }));
+    }
+    let narrowed = narrow_to_bucket(graph, config)?;
+    let context = LowerContext { symmetric: None, ..build_context(&narrowed, config)? };
+    let Some((mut moved, products)) = products::move_products(&narrowed, &context) else {
+        let (program, sums) = choose_row_sums(graph, config)?;
+        return Ok((program, ChosenForms { products: Vec::new(), sums }));
+    };
+    moved.symbols = graph.symbols.clone();
+    let (program, sums) = choose_row_sums(&moved, config)?;
+    Ok((Cow::Owned(program.into_owned()), ChosenForms { products, sums }))
 }
 
 /// Chooses how the results of experts return in a bucket: returns the program, and the estimates of both forms.

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use symmc_ir::collective::Collective;
 use symmc_ir::machine::MachineProfile;
 use symmc_ir::{Graph, InputKind};
-use symmc_passes::lower::ReturnedSums;
+use symmc_passes::lower::ChosenForms;
 use symmc_passes::{CanonicalForms, CoalesceConfig, CoalescedSet, LowerConfig, PassError, SolutionCache};
 use symmc_plan::{Decision, Plan};
 use symmc_planner::{BucketInput, CollectiveChoice, PlanConfig, PlanError};
@@ -61,9 +61,9 @@ impl<'a> Pipeline<'a> {
                 let choice = BucketVariantChoice { number: b, symbols, choice };
                 let lowering = lower_config(self.canonical, self.options, choice);
                 let lowering = LowerConfig { solutions: self.solutions.clone(), ..lowering };
-                let (program, sums) = program_of_bucket(self.canonical, self.options, symbols)?;
+                let (program, forms) = program_of_bucket(self.canonical, self.options, symbols)?;
                 let (graph, mut decisions, report) = symmc_passes::lower(&program, &lowering)?;
-                explain_sums(&sums, &mut decisions);
+                forms.explain(&mut decisions);
                 let collectives = collectives_by_name(&graph);
                 let bytes = bytes_of_steps(&graph, &decisions);
                 let profile = &self.options.profile;
@@ -192,24 +192,14 @@ pub fn lower_config(
     }
 }
 
-/// The program of a bucket, in which some results of experts return as sums. All choices of variants start from
-/// it.
+/// The program of a bucket, in the form that is faster at its sizes. All choices of variants start from it.
 pub fn program_of_bucket<'g>(
     canonical: &'g Graph,
     options: &CompileOptions,
     symbols: &SymbolRanges,
-) -> Result<(Cow<'g, Graph>, Vec<ReturnedSums>), PassError> {
+) -> Result<(Cow<'g, Graph>, ChosenForms), PassError> {
     let choice = BucketVariantChoice { number: 0, symbols, choice: &VariantChoice::default() };
-    symmc_passes::lower::choose_row_sums(canonical, &lower_config(canonical, options, choice))
-}
-
-/// Adds the reasons of sums to the decisions about them.
-pub fn explain_sums(sums: &[ReturnedSums], decisions: &mut [Decision]) {
-    for decision in decisions {
-        if let Some(returned) = sums.iter().find(|sums| sums.collective == decision.collective) {
-            returned.explain(decision);
-        }
-    }
+    symmc_passes::lower::choose_forms(canonical, &lower_config(canonical, options, choice))
 }
 
 fn collectives_by_name(graph: &Graph) -> HashMap<&str, &Collective> {

@@ -8,6 +8,7 @@ mod folding;
 mod lower;
 mod masks;
 mod pieces;
+mod products;
 mod programs;
 mod random;
 mod replicated;
