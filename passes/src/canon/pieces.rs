@@ -23,7 +23,7 @@ pub const RULES: &[RewriteRule] = &[
     RewriteRule {
         name: "shard_of_gather_along_axis",
         equation: "shard(all_gather(x)) = all_to_all(x) along another axis of one group, whose pieces are moved to the leading \
-                   axis of x, if the gather has no other readers",
+                   axis of x, and the same if the gather is viewed with an axis of ranks, if it has no other readers",
         apply: shard_of_gather_along_axis,
     },
     RewriteRule {
@@ -75,16 +75,44 @@ fn shard_of_gather(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     (c.kind == CollectiveKind::AllGather).then_some(Rewrite::Value(x))
 }
 
-fn shard_of_gather_along_axis(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
-    let (piece, gathered) = as_shard(node).filter(|(piece, _)| piece.axis > 0)?;
-    let (c, x, ranks) = piece.collective_on_cells(cx, gathered)?;
-    if c.kind != CollectiveKind::AllGather || cx.is_shared(gathered) {
-        return None;
+/// A gather without other readers, and the axis of its operand along which a piece of its result is taken. The result
+/// may be viewed with the operands of the ranks along a new axis: `[n*d, e]` as `[n, d, e]`.
+struct GatheredAxis {
+    gather: Collective,
+    x: ValueId,
+    axis: usize,
+    ranks: Dim,
+}
+
+impl GatheredAxis {
+    fn of(cx: &Rewriter, v: ValueId, piece: Piece) -> Option<GatheredAxis> {
+        let (gathered, is_view) = match cx.def(v)? {
+            (Op::Reshape, &[gathered]) => (gathered, true),
+            _ => (v, false),
+        };
+        let (gather, x, ranks) = piece.collective_on_cells(cx, gathered)?;
+        let axis = piece.axis.checked_sub(usize::from(is_view))?;
+        let has_rank_axis =
+            cx.shape(v).split_first().is_some_and(|(n, own)| *n == ranks && own == cx.shape(x));
+        let fits = if is_view { has_rank_axis } else { axis > 0 };
+        let matches = gather.kind == CollectiveKind::AllGather && fits;
+        let is_needed = matches && (cx.is_shared(gathered) || cx.is_shared(v));
+        (matches && !is_needed).then_some(GatheredAxis { gather, x, axis, ranks })
     }
-    let pieces = move_pieces_to_front(cx, x, piece.axis, &ranks)?;
+}
+
+fn shard_of_gather_along_axis(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
+    let (piece, gathered) = as_shard(node)?;
+    let GatheredAxis { gather, x, axis, ranks } = GatheredAxis::of(cx, gathered, piece)?;
+    let pieces = move_pieces_to_front(cx, x, axis, &ranks)?;
     let kind = CollectiveKind::AllToAll(AllToAllSplits::Even);
-    let exchange = Collective { kind, group: c.group, variant: None };
-    Some(Rewrite::Node(Op::Collective(exchange), vec![pieces]))
+    let exchange = Op::Collective(Collective { kind, group: gather.group, variant: None });
+    if axis == piece.axis {
+        return Some(Rewrite::Node(exchange, vec![pieces]));
+    }
+    let ty = cx.ty(pieces).clone();
+    let exchanged = cx.emit("own", exchange, &[pieces], ty);
+    Some(Rewrite::Node(Op::Reshape, vec![exchanged]))
 }
 
 fn shard_of_all_reduce(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
@@ -168,15 +196,20 @@ const COPIES_PER_GATHER: i64 = 2;
 /// worth. A gather needs none, and neither does a sum without other readers. Along other axes than the leading one,
 /// their operands are copied.
 fn copies_for_piece(cx: &Rewriter, v: ValueId, piece: Piece, depth: usize) -> i64 {
-    if let Some((c, ..)) = piece.collective_on_cells(cx, v)
-        && gives_pieces(cx, &c, v, piece)
-    {
-        let is_removed = c.kind == CollectiveKind::AllGather && !cx.is_shared(v);
-        return match piece.axis {
-            0 if is_removed => -COPIES_PER_GATHER,
-            0 => 0,
-            _ => 1,
-        };
+    if has_piece(cx, v, piece) {
+        return 0;
+    }
+    if let Some(gathered) = GatheredAxis::of(cx, v, piece) {
+        return i64::from(gathered.axis > 0);
+    }
+    if let Some((c, ..)) = piece.collective_on_cells(cx, v) {
+        match c.kind {
+            CollectiveKind::AllGather if piece.axis > 0 => {}
+            CollectiveKind::AllGather if cx.is_shared(v) => return 0,
+            CollectiveKind::AllGather => return -COPIES_PER_GATHER,
+            CollectiveKind::AllReduce(_) if !cx.is_shared(v) => return i64::from(piece.axis > 0),
+            _ => {}
+        }
     }
     let Some((_, inputs)) = cx.def(v).filter(|_| depth > 0) else { return 1 };
     match divided_operands(cx, v, piece).filter(|_| !cx.is_shared(v)) {
@@ -188,13 +221,15 @@ fn copies_for_piece(cx: &Rewriter, v: ValueId, piece: Piece, depth: usize) -> i6
     }
 }
 
-/// Whether a collective on the cells of the shard that gives `v` can give the piece instead.
-fn gives_pieces(cx: &Rewriter, c: &Collective, v: ValueId, piece: Piece) -> bool {
-    match c.kind {
-        CollectiveKind::AllGather => piece.axis == 0 || !cx.is_shared(v),
-        CollectiveKind::AllReduce(_) => !cx.is_shared(v),
-        _ => false,
-    }
+/// Whether the program takes this piece of `v` already.
+fn has_piece(cx: &Rewriter, v: ValueId, piece: Piece) -> bool {
+    let ranks = cx.graph().group_size(piece.group).map(|n| Dim::from(i64::from(n)));
+    let mut ty = cx.ty(v).clone();
+    let extent = ranks.and_then(|ranks| ty.shape.get(piece.axis)?.exact_div(&ranks));
+    extent.is_some_and(|extent| {
+        ty.shape[piece.axis] = extent;
+        cx.existing(&Op::Shard { axis: piece.axis, group: piece.group }, &[v], &ty).is_some()
+    })
 }
 
 fn shard_of_moved(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {

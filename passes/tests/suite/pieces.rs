@@ -50,6 +50,15 @@ fn expanded(b: &mut GraphBuilder, own: ValueId, like: ValueId) -> Option<ValueId
     b.op_as("f", Op::Expand, &[row], ty).ok()
 }
 
+/// The operands of all ranks of a gather next to each other.
+fn columns_of_ranks(b: &mut GraphBuilder, x: ValueId) -> Option<ValueId> {
+    let [rows, columns] = shape(b, x);
+    let own = rows.exact_div(&columns)?;
+    let stacked = b.reshape("s", x, vec![columns.clone(), own.clone(), columns.clone()]).ok()?;
+    let turned = b.op("s", Op::Permute { perm: vec![1, 0, 2] }, &[stacked]).ok()?;
+    b.reshape("f", turned, vec![own, columns.clone() * columns]).ok()
+}
+
 fn attention(b: &mut GraphBuilder, x: ValueId, causal: bool) -> Option<ValueId> {
     let [rows, columns] = shape(b, x);
     let q = b.reshape("q", x, vec![Dim::from(1), rows.clone(), columns.clone()]).ok()?;
@@ -97,6 +106,7 @@ const COMPUTED: &[Compute] = &[
         b.op("f", Op::Concat { axis: 1 }, &[x, wide]).ok()
     },
     |b, x, own| expanded(b, own, x),
+    |b, x, _| columns_of_ranks(b, x),
     |b, x, _| attention(b, x, false),
     |b, x, _| attention(b, x, true),
 ];
