@@ -243,13 +243,13 @@ pub struct ChosenForms {
 }
 
 impl ChosenForms {
-    /// Adds the reasons to decisions about the chosen collectives.
-    pub fn explain(&self, decisions: &mut [Decision]) {
-        for decision in decisions {
+    /// Adds the reasons to decisions about the chosen collectives, and decisions about replaced ones.
+    pub fn explain(&self, decisions: &mut Vec<Decision>) {
+        for decision in decisions.iter_mut() {
             let name = decision.collective.clone();
-            self.products.iter().filter(|moved| moved.collective == name).for_each(|m| m.explain(decision));
             self.sums.iter().filter(|sums| sums.collective == name).for_each(|sums| sums.explain(decision));
         }
+        self.products.iter().for_each(|moved| moved.explain(decisions));
     }
 }
 

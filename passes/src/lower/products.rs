@@ -19,10 +19,11 @@ use symmc_ir::{
     Collective, CollectiveKind, CollectiveReduceOp, CollectiveVariant, DType, EntityMap, Graph, InputKind,
     Node, NodeId, NumericsClass, Op, OpCost, Replication, TensorType, ValueId, infer,
 };
-use symmc_plan::{AppliedRule, Decision};
+use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
 
 use super::concurrent_compute::node_computation_us;
 use super::context::{LowerContext, RegionSurroundings, round_us};
+use super::decisions::{ABSORBED_ALTERNATIVE, PLAIN_ALTERNATIVE};
 use crate::rewrite::{UniqueNames, ValueMap, compact, copy_inputs, copy_node, copy_outputs};
 
 /// The names of the rules in plans.
@@ -34,22 +35,45 @@ const MAX_REPEATS: usize = 8;
 /// The least part of the time that a move saves. Estimates are not more precise.
 const MIN_SAVED_SHARE: f64 = 0.03;
 
-/// A product that moved across a collective.
+/// A collective that products moved across.
 #[derive(Clone, PartialEq, Debug)]
 pub struct MovedProduct {
-    /// The name of the result of the collective, where it is now.
-    pub collective: String,
+    /// The name of the result of the collective before the move.
+    pub replaced: String,
+    /// Its bytes, for which its time was estimated.
+    pub bytes: u64,
+    /// The names of the results of the collectives that take its place.
+    pub collectives: Vec<String>,
     pub rule: &'static str,
-    /// The estimate of the collective and the product, in microseconds.
+    /// The estimate of the collectives and the products after the move, in microseconds.
     pub us: f64,
+    /// The same before the move, with the collective run by plain.
+    pub plain_us: f64,
 }
 
 impl MovedProduct {
-    /// Adds the reason to the decision about the collective, if it is one.
-    pub fn explain(&self, decision: &mut Decision) {
-        if decision.collective == self.collective {
-            decision.rules.insert(0, AppliedRule { name: self.rule.into(), us: Some(self.us) });
+    /// Adds the reason to the decisions about the new collectives, and a decision about the one that they replace.
+    pub fn explain(&self, decisions: &mut Vec<Decision>) {
+        let reason = AppliedRule { name: self.rule.into(), us: Some(self.us) };
+        for decision in decisions.iter_mut().filter(|d| self.collectives.contains(&d.collective)) {
+            decision.rules.insert(0, reason.clone());
         }
+        if self.collectives.contains(&self.replaced) {
+            return;
+        }
+        let alternative =
+            |name: &str, us| DecisionAlternative { name: name.into(), us, copy_us: 0.0, saved_us: 0.0 };
+        let mut alternatives =
+            vec![alternative(ABSORBED_ALTERNATIVE, self.us), alternative(PLAIN_ALTERNATIVE, self.plain_us)];
+        alternatives.sort_by(|a, b| a.us.total_cmp(&b.us));
+        decisions.push(Decision {
+            collective: self.replaced.clone(),
+            nodes: Vec::new(),
+            chosen: ABSORBED_ALTERNATIVE.into(),
+            bytes: self.bytes,
+            alternatives,
+            rules: vec![reason],
+        });
     }
 }
 
@@ -188,8 +212,8 @@ impl ProductSearch<'_> {
             after += self.product_us(node, product.operand, self.graph.ty(x), &own);
             after += self.collective_us(c, &own, whole)?;
         }
-        let name = self.graph.node_name(products.first()?.product);
-        self.if_faster(n, products, PRODUCT_BEFORE_COLLECTIVE, name.to_string(), before, after)
+        let names = products.iter().map(|p| self.graph.node_name(p.product).to_string()).collect();
+        self.if_faster(n, products, PRODUCT_BEFORE_COLLECTIVE, names, [before, after])
     }
 
     /// Moves a product that only this collective reads after it.
@@ -211,20 +235,36 @@ impl ProductSearch<'_> {
             + self.collective_us(c, self.graph.ty(own), result)?;
         let after = self.collective_us(c, x, whole)? + self.product_us(node, found.operand, whole, result);
         let name = format!("{}.operand", self.graph.node_name(n));
-        self.if_faster(n, vec![found], PRODUCT_AFTER_COLLECTIVE, name, before, after)
+        self.if_faster(n, vec![found], PRODUCT_AFTER_COLLECTIVE, vec![name], [before, after])
     }
 
+    /// The move, if the time after it is less than the time before it.
     fn if_faster(
         &self,
-        collective: NodeId,
+        n: NodeId,
         products: Vec<CommunicatedProduct>,
         rule: &'static str,
-        name: String,
-        before: f64,
-        after: f64,
+        collectives: Vec<String>,
+        [before, after]: [f64; 2],
     ) -> Option<ProductMove> {
-        let moved = MovedProduct { collective: name, rule, us: round_us(after) };
-        (after < before * (1.0 - MIN_SAVED_SHARE)).then_some(ProductMove { collective, products, moved })
+        if after >= before * (1.0 - MIN_SAVED_SHARE) {
+            return None;
+        }
+        let node = &self.graph.nodes[n];
+        let c = node.op.as_collective()?;
+        let (operand, result) = (self.graph.ty(*node.inputs.first()?), self.graph.ty(*node.outputs.first()?));
+        let plain = Some(CollectiveVariant::Plain);
+        let plain_us =
+            before - self.collective_us(c, operand, result)? + self.variants_us(c, operand, result, plain)?;
+        let moved = MovedProduct {
+            replaced: self.graph.node_name(n).to_string(),
+            bytes: self.context.collective_sizes(&c.kind, &[operand], &[result]).moved,
+            collectives,
+            rule,
+            us: round_us(after),
+            plain_us: round_us(plain_us),
+        };
+        Some(ProductMove { collective: n, products, moved })
     }
 
     /// The type of a product with another type of one operand.
@@ -248,9 +288,21 @@ impl ProductSearch<'_> {
 
     /// The time of a collective by its fastest permitted variant.
     fn collective_us(&self, c: &Collective, operand: &TensorType, result: &TensorType) -> Option<f64> {
+        self.variants_us(c, operand, result, None)
+    }
+
+    /// The time of a collective by one variant, or by its fastest permitted one.
+    fn variants_us(
+        &self,
+        c: &Collective,
+        operand: &TensorType,
+        result: &TensorType,
+        only: Option<CollectiveVariant>,
+    ) -> Option<f64> {
         let sizes = self.context.collective_sizes(&c.kind, &[operand], &[result]);
         let variants = self.context.profile.supported_variants(&c.kind).into_iter();
-        let estimates = variants.filter_map(|variant: CollectiveVariant| {
+        let variants = variants.filter(|variant| only.is_none_or(|only| only == *variant));
+        let estimates = variants.filter_map(|variant| {
             self.context.estimate_us(&c.kind, c.group, variant, sizes, 0.0, RegionSurroundings::default())
         });
         estimates.min_by(f64::total_cmp)
@@ -317,7 +369,7 @@ impl MovingCopy<'_> {
         if !collective.op.as_collective()?.kind.facts().preserves_positions() {
             ty.shape[0] = self.from.ty(result).shape[0].clone();
         }
-        let name = self.names.unique(&found.moved.collective);
+        let name = self.names.unique(found.moved.collectives.first()?);
         let whole = self.add(collective.op.clone(), vec![x], name, ty)?;
         let name = self.from.value_name(result).to_string();
         self.map[result] = Some(self.product(product, operand, whole, name)?);

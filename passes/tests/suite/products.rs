@@ -44,8 +44,11 @@ fn products_move_before_sums_of_wider_rows() {
     assert_eq!(forms.products.len(), 1);
     let (_, mut decisions, _) = lower(&moved, &config).unwrap();
     forms.explain(&mut decisions);
-    let decision = decisions.iter().find(|d| d.collective == "y").expect("a decision about %y");
-    assert_eq!(decision.rules[0].name, PRODUCT_BEFORE_COLLECTIVE);
+    for name in ["y", "a"] {
+        let decision = decisions.iter().find(|d| d.collective == name).expect("a decision");
+        assert_eq!(decision.rules[0].name, PRODUCT_BEFORE_COLLECTIVE, "%{name}");
+        assert!(decision.alternatives.iter().any(|a| a.name == "plain"), "{decision:?}");
+    }
     let (graph, config) = program(NARROW, Numerics::EXACT);
     assert!(matches!(choose_forms(&graph, &config).unwrap().0, Cow::Borrowed(_)));
 }
