@@ -7,6 +7,8 @@
 //! Every rule keeps all bits, except for orders of summation that a product, a reduction along another axis or a
 //! collective chooses by size.
 
+use std::collections::HashSet;
+
 use symmc_ir::{
     AllToAllSplits, Collective, CollectiveKind, Dim, GroupId, Op, OpCost, OperandAxis, RejectedData,
     ResultAxis, TensorType, ValueId,
@@ -190,34 +192,50 @@ fn divided_operands(cx: &Rewriter, v: ValueId, piece: Piece) -> Option<Vec<(usiz
 }
 
 /// The copies that a removed gather is worth: each takes about as long as the start-up of a collective at most.
-const COPIES_PER_GATHER: i64 = 2;
+const COPIES_PER_GATHER: usize = 2;
 
-/// The number of copies needed to compute the piece of a value from pieces, less those that removed gathers are
-/// worth. A gather needs none, and neither does a sum without other readers. Along other axes than the leading one,
-/// their operands are copied.
-fn copies_for_piece(cx: &Rewriter, v: ValueId, piece: Piece, depth: usize) -> i64 {
-    if has_piece(cx, v, piece) {
-        return 0;
-    }
-    if let Some(gathered) = GatheredAxis::of(cx, v, piece) {
-        return i64::from(gathered.axis > 0);
-    }
-    if let Some((c, ..)) = piece.collective_on_cells(cx, v) {
-        match c.kind {
-            CollectiveKind::AllGather if piece.axis > 0 => {}
-            CollectiveKind::AllGather if cx.is_shared(v) => return 0,
-            CollectiveKind::AllGather => return -COPIES_PER_GATHER,
-            CollectiveKind::AllReduce(_) if !cx.is_shared(v) => return i64::from(piece.axis > 0),
+/// What it takes to compute a piece of a value from pieces of others.
+#[derive(Default)]
+struct PieceCosts {
+    /// The values whose pieces have been counted, with their axes.
+    visited: HashSet<(ValueId, usize)>,
+    /// The pieces that are copied.
+    copies: usize,
+    /// The gathers that are removed.
+    removed: usize,
+}
+
+impl PieceCosts {
+    /// Adds what the piece of an operand takes. A gather needs no copy, and neither does a sum without other readers.
+    /// Along other axes than the leading one, their operands are copied.
+    fn add(&mut self, cx: &Rewriter, v: ValueId, piece: Piece, depth: usize) {
+        if !self.visited.insert((v, piece.axis)) || has_piece(cx, v, piece) {
+            return;
+        }
+        if let Some(gathered) = GatheredAxis::of(cx, v, piece) {
+            self.copies += usize::from(gathered.axis > 0);
+            return;
+        }
+        match piece.collective_on_cells(cx, v).map(|(c, ..)| c.kind) {
+            Some(CollectiveKind::AllGather) if piece.axis == 0 => {
+                self.removed += usize::from(!cx.is_shared(v));
+                return;
+            }
+            Some(CollectiveKind::AllReduce(_)) if !cx.is_shared(v) => {
+                self.copies += usize::from(piece.axis > 0);
+                return;
+            }
             _ => {}
         }
-    }
-    let Some((_, inputs)) = cx.def(v).filter(|_| depth > 0) else { return 1 };
-    match divided_operands(cx, v, piece).filter(|_| !cx.is_shared(v)) {
-        Some(divided) => divided
-            .into_iter()
-            .map(|(i, axis)| copies_for_piece(cx, inputs[i], piece.along(axis), depth - 1))
-            .sum(),
-        None => 1,
+        let divided = divided_operands(cx, v, piece).filter(|_| depth > 0 && !cx.is_shared(v));
+        match (divided, cx.def(v)) {
+            (Some(divided), Some((_, inputs))) => {
+                divided
+                    .into_iter()
+                    .for_each(|(i, axis)| self.add(cx, inputs[i], piece.along(axis), depth - 1));
+            }
+            _ => self.copies += 1,
+        }
     }
 }
 
@@ -237,12 +255,10 @@ fn shard_of_moved(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let divided = divided_operands(cx, moved, piece)?;
     let (op, inputs) = cx.def(moved)?;
     // A piece of a view is stored in the order in which it is read.
-    let max_copies = i64::from(!op.is_view());
-    let copies: i64 = divided
-        .iter()
-        .map(|&(i, axis)| copies_for_piece(cx, inputs[i], piece.along(axis), MAX_MOVED_NODES))
-        .sum();
-    if copies > max_copies || cx.is_shared(moved) {
+    let mut costs = PieceCosts::default();
+    divided.iter().for_each(|&(i, axis)| costs.add(cx, inputs[i], piece.along(axis), MAX_MOVED_NODES));
+    let max_copies = usize::from(!op.is_view()) + COPIES_PER_GATHER * costs.removed;
+    if costs.copies > max_copies || cx.is_shared(moved) {
         return None;
     }
     let op = op.clone();
