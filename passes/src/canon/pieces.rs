@@ -9,12 +9,9 @@
 
 use std::collections::HashSet;
 
-use symmc_ir::{
-    AllToAllSplits, Collective, CollectiveKind, Dim, GroupId, Op, OpCost, OperandAxis, RejectedData,
-    ResultAxis, TensorType, ValueId,
-};
+use symmc_ir::{AllToAllSplits, Collective, CollectiveKind, Dim, Op, TensorType, ValueId};
 
-use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
+use crate::rewrite::{CandidateNode, Piece, Rewrite, RewriteRule, Rewriter, divided_operands};
 
 pub const RULES: &[RewriteRule] = &[
     RewriteRule {
@@ -25,43 +22,34 @@ pub const RULES: &[RewriteRule] = &[
     RewriteRule {
         name: "shard_of_gather_along_axis",
         equation: "shard(all_gather(x)) = all_to_all(x) along another axis of one group, whose pieces are moved to the leading \
-                   axis of x, and the same if the gather is viewed with an axis of ranks, if it has no other readers",
+                   axis of x, and the same if the gather is viewed with an axis of ranks, if nothing needs it whole",
         apply: shard_of_gather_along_axis,
     },
     RewriteRule {
         name: "shard_of_all_reduce",
         equation: "shard(all_reduce(x)) = reduce_scatter(x) on one group, with the pieces of the axis moved to the leading axis \
-                   of x, if the sum has no other readers",
+                   of x, if nothing needs the whole sum",
         apply: shard_of_all_reduce,
     },
     RewriteRule {
         name: "shard_of_moved",
-        equation: "shard(f(x, y)) = f(shard(x), shard(y)) if f is independent along the axis, its result has no other readers, \
+        equation: "shard(f(x, y)) = f(shard(x), shard(y)) if f is independent along the axis, nothing needs its result whole, \
                    and few pieces of operands need a copy",
         apply: shard_of_moved,
     },
 ];
 
-/// A `shard` on several ranks.
-#[derive(Clone, Copy)]
-struct Piece {
-    axis: usize,
-    group: GroupId,
+/// The collective that gives a value, its operand, and the number of ranks, if its group has the cells of the piece.
+fn collective_on_cells(cx: &Rewriter, v: ValueId, piece: Piece) -> Option<(Collective, ValueId, Dim)> {
+    let (Op::Collective(c), &[x]) = cx.def(v)? else { return None };
+    let ranks = cx.graph().group_size(c.group)?;
+    let is_on_cells = cx.graph().have_same_cells(c.group, piece.group);
+    is_on_cells.then(|| (c.clone(), x, Dim::from(i64::from(ranks))))
 }
 
-impl Piece {
-    fn along(self, axis: usize) -> Piece {
-        Piece { axis, ..self }
-    }
-
-    /// The collective that gives a value, its operand, and the number of ranks, if its group has the cells of the
-    /// shard.
-    fn collective_on_cells(self, cx: &Rewriter, v: ValueId) -> Option<(Collective, ValueId, Dim)> {
-        let (Op::Collective(c), &[x]) = cx.def(v)? else { return None };
-        let ranks = cx.graph().group_size(c.group)?;
-        let is_on_cells = cx.graph().have_same_cells(c.group, self.group);
-        is_on_cells.then(|| (c.clone(), x, Dim::from(i64::from(ranks))))
-    }
+/// Whether others need a value than those that take this piece of it.
+fn is_needed_whole(cx: &Rewriter, v: ValueId, piece: Piece) -> bool {
+    cx.demanded_piece(v) != Some(piece) && cx.is_shared(v)
 }
 
 fn as_shard(node: &CandidateNode) -> Option<(Piece, ValueId)> {
@@ -73,7 +61,7 @@ fn as_shard(node: &CandidateNode) -> Option<(Piece, ValueId)> {
 
 fn shard_of_gather(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (piece, gathered) = as_shard(node).filter(|(piece, _)| piece.axis == 0)?;
-    let (c, x, _) = piece.collective_on_cells(cx, gathered)?;
+    let (c, x, _) = collective_on_cells(cx, gathered, piece)?;
     (c.kind == CollectiveKind::AllGather).then_some(Rewrite::Value(x))
 }
 
@@ -92,13 +80,14 @@ impl GatheredAxis {
             (Op::Reshape, &[gathered]) => (gathered, true),
             _ => (v, false),
         };
-        let (gather, x, ranks) = piece.collective_on_cells(cx, gathered)?;
+        let (gather, x, ranks) = collective_on_cells(cx, gathered, piece)?;
         let axis = piece.axis.checked_sub(usize::from(is_view))?;
         let has_rank_axis =
             cx.shape(v).split_first().is_some_and(|(n, own)| *n == ranks && own == cx.shape(x));
         let fits = if is_view { has_rank_axis } else { axis > 0 };
         let matches = gather.kind == CollectiveKind::AllGather && fits;
-        let is_needed = matches && (cx.is_shared(gathered) || cx.is_shared(v));
+        let is_needed =
+            matches && (is_needed_whole(cx, gathered, piece.along(axis)) || is_needed_whole(cx, v, piece));
         (matches && !is_needed).then_some(GatheredAxis { gather, x, axis, ranks })
     }
 }
@@ -119,9 +108,9 @@ fn shard_of_gather_along_axis(cx: &mut Rewriter, node: &CandidateNode) -> Option
 
 fn shard_of_all_reduce(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (piece, sum) = as_shard(node)?;
-    let (c, x, ranks) = piece.collective_on_cells(cx, sum)?;
+    let (c, x, ranks) = collective_on_cells(cx, sum, piece)?;
     let CollectiveKind::AllReduce(op) = c.kind else { return None };
-    if cx.is_shared(sum) {
+    if is_needed_whole(cx, sum, piece) {
         return None;
     }
     let pieces = move_pieces_to_front(cx, x, piece.axis, &ranks)?;
@@ -149,46 +138,13 @@ fn move_pieces_to_front(cx: &mut Rewriter, x: ValueId, axis: usize, ranks: &Dim)
 }
 
 /// The most nodes that a shard moves across at once.
-const MAX_MOVED_NODES: usize = 8;
+const MAX_MOVED_NODES: usize = 24;
 
 /// The operands of the node that gives `v` that must be sharded to compute a piece of it, each with its axis. `None`
 /// if the op does not compute pieces by itself.
-fn divided_operands(cx: &Rewriter, v: ValueId, piece: Piece) -> Option<Vec<(usize, usize)>> {
+fn divided_operands_of(cx: &Rewriter, v: ValueId, piece: Piece) -> Option<Vec<(usize, usize)>> {
     let graph = cx.graph();
-    let node = &graph.nodes[graph.defining_node(v)?];
-    let [result] = node.outputs[..] else { return None };
-    let (op, dtype) = (&node.op, graph.ty(result).dtype);
-    // Ops that report bad data are not computed in part, so that a run still fails.
-    if op.divides_integers(dtype) || op.facts().rejected_data == RejectedData::Positions {
-        return None;
-    }
-    match op {
-        Op::Shard { .. } => return None,
-        // Ranks that communicate must have the same piece.
-        Op::Collective(c) if !graph.has_equal_rank_within(piece.group, c.group) => return None,
-        _ => {}
-    }
-    let axes = graph.node_axes(node);
-    if *op == Op::Reshape {
-        let pieces = Dim::from(i64::from(graph.group_size(piece.group)?));
-        let is_divided = |&axis: &usize| match axes.operands[0][axis] {
-            OperandAxis::Aligned(result_axis) | OperandAxis::Outer(result_axis) => {
-                result_axis == piece.axis && graph.ty(node.inputs[0]).shape[axis].exact_div(&pieces).is_some()
-            }
-            OperandAxis::Broadcast | OperandAxis::Whole => false,
-        };
-        let axis = (0..axes.operands[0].len()).find(is_divided)?;
-        return Some(vec![(0, axis)]);
-    }
-    if axes.results[piece.axis] != ResultAxis::Independent {
-        return None;
-    }
-    let operands = (0..node.inputs.len()).filter_map(|i| Some((i, axes.operand_axis(i, piece.axis)?)));
-    let operands: Vec<(usize, usize)> = operands.collect();
-    // Products keep all of their columns, so that matrices are read whole.
-    let is_product = !matches!(op.facts().cost, OpCost::Bytes | OpCost::Sort);
-    let divides_columns = operands.iter().any(|&(i, axis)| axis + 1 == graph.ty(node.inputs[i]).rank());
-    (!(is_product && divides_columns)).then_some(operands)
+    divided_operands(graph, &graph.nodes[graph.defining_node(v)?], piece)
 }
 
 /// The copies that a removed gather is worth: each takes about as long as the start-up of a collective at most.
@@ -216,18 +172,19 @@ impl PieceCosts {
             self.copies += usize::from(gathered.axis > 0);
             return;
         }
-        match piece.collective_on_cells(cx, v).map(|(c, ..)| c.kind) {
+        match collective_on_cells(cx, v, piece).map(|(c, ..)| c.kind) {
             Some(CollectiveKind::AllGather) if piece.axis == 0 => {
-                self.removed += usize::from(!cx.is_shared(v));
+                self.removed += usize::from(!is_needed_whole(cx, v, piece));
                 return;
             }
-            Some(CollectiveKind::AllReduce(_)) if !cx.is_shared(v) => {
+            Some(CollectiveKind::AllReduce(_)) if !is_needed_whole(cx, v, piece) => {
                 self.copies += usize::from(piece.axis > 0);
                 return;
             }
             _ => {}
         }
-        let divided = divided_operands(cx, v, piece).filter(|_| depth > 0 && !cx.is_shared(v));
+        let divided =
+            divided_operands_of(cx, v, piece).filter(|_| depth > 0 && !is_needed_whole(cx, v, piece));
         match (divided, cx.def(v)) {
             (Some(divided), Some((_, inputs))) => {
                 divided
@@ -252,13 +209,13 @@ fn has_piece(cx: &Rewriter, v: ValueId, piece: Piece) -> bool {
 
 fn shard_of_moved(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (piece, moved) = as_shard(node)?;
-    let divided = divided_operands(cx, moved, piece)?;
+    let divided = divided_operands_of(cx, moved, piece)?;
     let (op, inputs) = cx.def(moved)?;
     // A piece of a view is stored in the order in which it is read.
     let mut costs = PieceCosts::default();
     divided.iter().for_each(|&(i, axis)| costs.add(cx, inputs[i], piece.along(axis), MAX_MOVED_NODES));
     let max_copies = usize::from(!op.is_view()) + COPIES_PER_GATHER * costs.removed;
-    if costs.copies > max_copies || cx.is_shared(moved) {
+    if costs.copies > max_copies || is_needed_whole(cx, moved, piece) {
         return None;
     }
     let op = op.clone();
