@@ -65,7 +65,7 @@ fn shard_of_gather(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     (c.kind == CollectiveKind::AllGather).then_some(Rewrite::Value(x))
 }
 
-/// A gather without other readers, and the axis of its operand along which a piece of its result is taken. The result
+/// A gather that nothing needs whole, and the axis of its operand along which a piece of its result is taken. The result
 /// may be viewed with the operands of the ranks along a new axis: `[n*d, e]` as `[n, d, e]`.
 struct GatheredAxis {
     gather: Collective,
