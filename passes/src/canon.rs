@@ -20,10 +20,11 @@
 //! - Casts are adjacent to collectives, with no views in between ([`cast_motion`]).
 //! - Attention and its gradients store their results in the order in which they are read
 //!   ([`result_layouts`]).
-//! - Collectives of values that ranks already have are gone, and pieces of gathers and sums are computed
-//!   without the gather or the full sum ([`replicated`]).
+//! - Collectives of values that ranks already have are gone ([`replicated`]).
 //! - The same collective on groups with the same cells runs once, and gathers over the rows and columns of a
 //!   mesh are one ([`groups`]).
+//! - The pieces that ranks take of values are computed from pieces, and communicated alone ([`pieces`]).
+//! - Adjacent slices of a value are communicated as one ([`sliced_collectives`]).
 //! - Collectives on a single rank, of constants, and pairs that undo each other are gone. Collectives whose
 //!   results are concatenated or combined element by element are one ([`collectives`]).
 //! - Equal nodes exist once.
@@ -45,12 +46,14 @@ pub mod integers;
 pub mod masks;
 pub mod norms;
 pub mod permutations;
+pub mod pieces;
 pub mod products;
 pub mod replicated;
 pub mod result_layouts;
 pub mod rotary;
 pub mod routing;
 pub mod shards;
+pub mod sliced_collectives;
 pub mod split_maps;
 pub mod views;
 
@@ -76,6 +79,7 @@ pub const RULES: &[&[RewriteRule]] = &[
     attention::RULES,
     groups::RULES,
     replicated::RULES,
+    pieces::RULES,
     collectives::RULES,
 ];
 
@@ -149,6 +153,11 @@ fn canonicalize_for_sizes(graph: &Graph, sizes: JudgedSizes) -> Result<Canonical
                 depends_on_sizes |= !reduced.at_all_sizes;
                 report.replaced.extend(reduced.replaced);
                 Some(reduced.graph)
+            })
+            .or_else(|| {
+                let joined = sliced_collectives::join_sliced_collectives(&out)?;
+                report.replaced.extend(joined.replaced);
+                Some(joined.graph)
             })
             .or_else(|| routing::recognise_routes(&out))
             .or_else(|| cast_motion::move_casts_to_collectives(&out))

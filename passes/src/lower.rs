@@ -1,6 +1,7 @@
 //! Lowering: how each collective runs.
 //!
-//! Before that, [`choose_row_sums`] chooses how the results of experts return, for each bucket.
+//! Before that, [`choose_forms`] chooses for each bucket on which side of a collective a product runs, and how the
+//! results of experts return.
 //!
 //! 1. Sets of collectives that the caller names become one collective each (`coalesce`, `coalesced_graph`).
 //! 2. The program is cut into regions around its collectives (`region`).
@@ -33,6 +34,9 @@ mod imported_region;
 mod joint_costs;
 mod joint_steps;
 mod language;
+mod mesh;
+mod patterns;
+mod products;
 mod region;
 mod region_plan;
 mod row_sums;
@@ -60,6 +64,7 @@ use context::{LowerContext, round_us};
 use decisions::RegionDecision;
 
 pub use joint_steps::JOINT_STEP_RULE;
+pub use products::{MovedProduct, PRODUCT_AFTER_COLLECTIVE, PRODUCT_BEFORE_COLLECTIVE};
 pub use region::MAX_REGION_NODES;
 use region::{RegionKey, RewriteRegion};
 pub use row_sums::{COMBINE_AS_SUMS, ReturnedSums};
@@ -225,8 +230,46 @@ fn lower_regions(
     Ok((out, decisions, report))
 }
 
+/// The reasons of the choices of [`choose_forms`].
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ChosenForms {
+    pub products: Vec<MovedProduct>,
+    pub sums: Vec<ReturnedSums>,
+}
+
+impl ChosenForms {
+    /// Adds the reasons to decisions about the chosen collectives, and decisions about replaced ones.
+    pub fn explain(&self, decisions: &mut Vec<Decision>) {
+        for decision in decisions.iter_mut() {
+            let name = decision.collective.clone();
+            self.sums.iter().filter(|sums| sums.collective == name).for_each(|sums| sums.explain(decision));
+        }
+        self.products.iter().for_each(|moved| moved.explain(decisions));
+    }
+}
+
+/// Chooses the form of a program in a bucket: on which side of a collective a product runs, and how the results of
+/// experts return. All lowerings of the bucket and all sets of collectives start from this program.
+pub fn choose_forms<'g>(
+    graph: &'g Graph,
+    config: &LowerConfig,
+) -> Result<(Cow<'g, Graph>, ChosenForms), PassError> {
+    if !products::may_move(graph) {
+        let (program, sums) = choose_row_sums(graph, config)?;
+        return Ok((program, ChosenForms { products: Vec::new(), sums }));
+    }
+    let narrowed = narrow_to_bucket(graph, config)?;
+    let context = LowerContext { symmetric: None, ..build_context(&narrowed, config)? };
+    let Some((mut moved, products)) = products::move_products(&narrowed, &context) else {
+        let (program, sums) = choose_row_sums(graph, config)?;
+        return Ok((program, ChosenForms { products: Vec::new(), sums }));
+    };
+    moved.symbols = graph.symbols.clone();
+    let (program, sums) = choose_row_sums(&moved, config)?;
+    Ok((Cow::Owned(program.into_owned()), ChosenForms { products, sums }))
+}
+
 /// Chooses how the results of experts return in a bucket: returns the program, and the estimates of both forms.
-/// All lowerings of the bucket and all sets of collectives start from this program.
 pub fn choose_row_sums<'g>(
     graph: &'g Graph,
     config: &LowerConfig,
@@ -394,7 +437,7 @@ fn build_context(graph: &Graph, config: &LowerConfig) -> Result<LowerContext, Pa
     }
     Ok(LowerContext {
         profile: config.profile.clone(),
-        sizes: graph.groups.keys().map(|g| graph.group_size(g).unwrap_or(1)).collect(),
+        cells: graph.groups.keys().map(|g| graph.cells(g).unwrap_or_default()).collect(),
         symbols: graph.symbols.clone(),
         variants: config.variants.clone(),
         numerics: config.numerics,

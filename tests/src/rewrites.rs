@@ -18,6 +18,7 @@ use symmc_cases::idioms::{self, IdiomProgram};
 use symmc_ir::entity::Entity;
 use symmc_ir::interp::{self, RoundingHistory, RunCount};
 use symmc_ir::{DType, Graph, Op, SymbolBindings, Tensor, text};
+use symmc_passes::lower::choose_forms;
 use symmc_passes::{LowerConfig, canonicalize, lower};
 use symmc_support::random::SplitMix;
 
@@ -154,7 +155,8 @@ fn forms(graph: &Graph) -> Result<Vec<ProgramForm>, String> {
         for machine in MachineProfile::builtin_names() {
             let profile = MachineProfile::builtin(machine).ok_or("no such machine")?;
             let config = LowerConfig { numerics, ..LowerConfig::new(profile) };
-            let (mut lowered, ..) = lower(&canonical, &config).map_err(|e| e.to_string())?;
+            let (form, _) = choose_forms(&canonical, &config).map_err(|e| e.to_string())?;
+            let (mut lowered, ..) = lower(&form, &config).map_err(|e| e.to_string())?;
             for node in lowered.nodes.values_mut() {
                 if let Op::Collective(c) = &mut node.op {
                     c.variant = None;

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use symmc_ir::collective::Collective;
 use symmc_ir::machine::MachineProfile;
 use symmc_ir::{Graph, InputKind};
-use symmc_passes::lower::{LowerConditions, ReturnedSums};
+use symmc_passes::lower::{ChosenForms, LowerConditions};
 use symmc_passes::{CanonicalForms, CoalesceConfig, CoalescedSet, LowerConfig, PassError, SolutionCache};
 use symmc_plan::Decision;
 use symmc_planner::{BucketInput, CollectiveChoice, PlanConfig};
@@ -47,8 +47,8 @@ pub struct BucketPrograms<'a> {
     small_sizes: Option<BucketProgram<'a>>,
 }
 
-/// A canonical form in which some results of experts return as sums.
-type BucketProgram<'a> = (Cow<'a, Graph>, Vec<ReturnedSums>);
+/// A canonical form in the form that is faster at the sizes of the bucket.
+type BucketProgram<'a> = (Cow<'a, Graph>, ChosenForms);
 
 impl<'a> BucketPrograms<'a> {
     pub fn new(pipeline: &Pipeline<'a>, ranges: &SymbolRanges) -> Result<BucketPrograms<'a>, PassError> {
@@ -83,7 +83,7 @@ impl<'a> Pipeline<'a> {
 
     /// The program of a bucket with a variant for each collective.
     pub fn lower(&self, programs: &BucketPrograms<'_>, choice: &Choice) -> Result<BucketInput, PassError> {
-        let (program, sums) = programs.program(choice.for_small_sizes);
+        let (program, forms) = programs.program(choice.for_small_sizes);
         let config = LowerConfig {
             conditions: choice.conditions.clone(),
             coalesced: choice.packed.clone(),
@@ -92,7 +92,7 @@ impl<'a> Pipeline<'a> {
             ..lower_config(program, self.options, &programs.ranges)
         };
         let (graph, mut decisions, _) = symmc_passes::lower(program, &config)?;
-        explain_sums(sums, &mut decisions);
+        forms.explain(&mut decisions);
         let collectives = collectives_by_name(&graph);
         let bytes = bytes_of_steps(&graph, &decisions);
         let profile = &self.options.profile;
@@ -153,23 +153,13 @@ pub fn lower_config(canonical: &Graph, options: &CompileOptions, symbols: &Symbo
     }
 }
 
-/// The program of a bucket, in which some results of experts return as sums. All choices of variants start from
-/// it.
+/// The program of a bucket, in the form that is faster at its sizes. All choices of variants start from it.
 pub fn program_of_bucket<'g>(
     canonical: &'g Graph,
     options: &CompileOptions,
     symbols: &SymbolRanges,
 ) -> Result<BucketProgram<'g>, PassError> {
-    symmc_passes::lower::choose_row_sums(canonical, &lower_config(canonical, options, symbols))
-}
-
-/// Adds the reasons of sums to the decisions about them.
-fn explain_sums(sums: &[ReturnedSums], decisions: &mut [Decision]) {
-    for decision in decisions {
-        if let Some(returned) = sums.iter().find(|sums| sums.collective == decision.collective) {
-            returned.explain(decision);
-        }
-    }
+    symmc_passes::lower::choose_forms(canonical, &lower_config(canonical, options, symbols))
 }
 
 fn collectives_by_name(graph: &Graph) -> HashMap<&str, &Collective> {

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use indexmap::IndexMap;
 use symmc_ir::{Graph, Symbol, SymbolId};
-use symmc_passes::lower::ReturnedSums;
+use symmc_passes::lower::{ReturnedSums, choose_row_sums};
 use symmc_passes::{LowerConfig, PassError};
 use symmc_plan::Decision;
 use symmc_support::parallel;
@@ -78,8 +78,10 @@ impl VariantChooser for PointVariantChooser<'_> {
     fn choose_variants(&self, points: Vec<SymbolRanges>) -> Result<Vec<Vec<Decision>>> {
         let nodes = points.len() * self.canonical.nodes.len();
         let chosen = parallel::map(points, nodes, |symbols| {
-            let (program, sums) = program_of_bucket(self.canonical, self.options, &symbols)?;
-            let (_, mut decisions, _) = symmc_passes::lower(&program, &self.lower_config_at(&symbols))?;
+            let config = self.lower_config_at(&symbols);
+            // Products stay where they are, so that all sizes have the same collectives.
+            let (program, sums) = choose_row_sums(self.canonical, &config)?;
+            let (_, mut decisions, _) = symmc_passes::lower(&program, &config)?;
             compare_forms(self.canonical, &sums, &mut decisions);
             Ok(decisions)
         });

@@ -2,13 +2,16 @@
 //!
 //! Every rule keeps the bits of the program, except for orders of summation that a collective chooses.
 
-use symmc_ir::{AllToAllSplits, Collective, CollectiveKind, GroupId, Op, Scalar, TensorType, ValueId};
+use symmc_ir::{
+    AllToAllSplits, Collective, CollectiveKind, DType, FloatAttribute, GroupId, Op, Scalar, TensorType,
+    ValueId,
+};
 
 use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
 /// The most bytes of collectives that are joined. Up to this size, latency dominates the time of a message.
 /// Larger collectives are faster apart, because each can run concurrently with computation.
-const MAX_JOINED_BYTES: i64 = 256 << 10;
+pub(super) const MAX_JOINED_BYTES: i64 = 256 << 10;
 
 pub const RULES: &[RewriteRule] = &[
     RewriteRule {
@@ -33,6 +36,18 @@ pub const RULES: &[RewriteRule] = &[
                    same for all_gathers along an axis other than theirs, if they are small and have no other readers",
         apply: concat_of_collectives,
     },
+    RewriteRule {
+        name: "send_of_send",
+        equation: "permute_ranks(permute_ranks(x)) = permute_ranks(x) by the pairs of both, = x if each rank sends to itself; \
+                   broadcast(permute_ranks(x)) = broadcast(x) from the rank that sends to the root, on one group, if the \
+                   inner one has no other readers",
+        apply: send_of_send,
+    },
+    RewriteRule {
+        name: "collective_of_expanded",
+        equation: "f(expand(x)) = expand(f(x)) if the collective f keeps the positions along the expanded axes",
+        apply: collective_of_expanded,
+    },
 ];
 
 fn group_of_one(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
@@ -43,16 +58,19 @@ fn group_of_one(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     match &c.kind {
         // The result differs from the operand: rows are elsewhere, or zero.
         kind if kind.moves_by_data() => None,
-        CollectiveKind::Permute { pairs } if pairs.is_empty() => {
-            let zero = match node.ty.dtype {
-                symmc_ir::DType::Bool => Scalar::Bool(false),
-                d if d.is_float() => Scalar::Float(symmc_ir::FloatAttribute(0.0)),
-                _ => Scalar::Int(0),
-            };
-            Some(Rewrite::Node(Op::Full(zero), vec![]))
-        }
+        CollectiveKind::Permute { pairs } if pairs.is_empty() => zeros(&node.ty),
         _ => Some(Rewrite::Value(*node.inputs.first()?)),
     }
+}
+
+/// The zeros that ranks without a sender receive.
+fn zeros(ty: &TensorType) -> Option<Rewrite> {
+    let zero = match ty.dtype {
+        DType::Bool => Scalar::Bool(false),
+        dtype if dtype.is_float() => Scalar::Float(FloatAttribute(0.0)),
+        _ => Scalar::Int(0),
+    };
+    Some(Rewrite::Node(Op::Full(zero), vec![]))
 }
 
 fn exchange_of_exchange(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
@@ -141,4 +159,51 @@ fn concat_of_collectives(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewr
     }
     let local = cx.emit("own", Op::Concat { axis }, &operands, TensorType::new(node.ty.dtype, shape));
     Some(Rewrite::Node(Op::Collective(first), vec![local]))
+}
+
+fn send_of_send(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
+    let Op::Collective(outer) = &node.op else { return None };
+    let (inner, x) = unshared_collective_of(cx, *node.inputs.first()?)?;
+    let CollectiveKind::Permute { .. } = inner.kind else { return None };
+    if !cx.graph().have_same_cells(inner.group, outer.group) {
+        return None;
+    }
+    let kind = match &outer.kind {
+        CollectiveKind::Broadcast { root } => {
+            CollectiveKind::Broadcast { root: inner.kind.sender_to(*root)? }
+        }
+        CollectiveKind::Permute { pairs } => {
+            let senders = pairs.iter().filter_map(|&(from, to)| Some((inner.kind.sender_to(from)?, to)));
+            CollectiveKind::Permute { pairs: senders.collect() }
+        }
+        _ => return None,
+    };
+    let ranks = cx.graph().group_size(outer.group)?;
+    if (0..ranks).all(|rank| kind.sender_to(rank) == Some(rank)) {
+        return Some(Rewrite::Value(x));
+    }
+    if kind == (CollectiveKind::Permute { pairs: Vec::new() }) {
+        return zeros(&node.ty);
+    }
+    let sent = Collective { kind, group: outer.group, variant: None };
+    Some(Rewrite::Node(Op::Collective(sent), vec![x]))
+}
+
+fn collective_of_expanded(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
+    let (Op::Collective(c), &[expanded]) = (&node.op, &node.inputs[..]) else { return None };
+    let (Op::Expand, &[x]) = cx.def(expanded)? else { return None };
+    let keeps_positions = c.kind.facts().preserves_positions();
+    let result_shape = cx.shape(expanded);
+    let has_leading_axis =
+        cx.shape(x).len() == result_shape.len() && cx.shape(x).first() == result_shape.first();
+    if c.kind.moves_by_data() || !keeps_positions && !has_leading_axis {
+        return None;
+    }
+    let mut ty = cx.ty(x).clone();
+    if !keeps_positions {
+        ty.shape[0] = node.ty.shape[0].clone();
+    }
+    ty.dtype = node.ty.dtype;
+    let result = cx.emit("own", node.op.clone(), &[x], ty);
+    Some(Rewrite::Node(Op::Expand, vec![result]))
 }

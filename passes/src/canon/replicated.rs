@@ -1,5 +1,4 @@
-//! Removes collectives of values that have the same bits on all ranks of a cell, and lets ranks compute
-//! pieces of values themselves.
+//! Removes collectives of values that have the same bits on all ranks of a cell.
 //!
 //! [`symmc_ir::Replication`] says which ranks hold the same bits. Groups are compared by their cells. Every
 //! rule keeps all bits, except for orders of summation that a collective chooses: a sum of equal values
@@ -25,22 +24,6 @@ pub const RULES: &[RewriteRule] = &[
         equation: "all_gather(f(shard(x), reduce_scatter(y))) = f(x, all_reduce(y)) along the leading axis of one group, if all \
                    ranks of a cell have x, f works element by element, and y is small",
         apply: gather_of_shards,
-    },
-    RewriteRule {
-        name: "shard_of_gather",
-        equation: "shard(all_gather(x)) = x along the leading axis of one group",
-        apply: shard_of_gather,
-    },
-    RewriteRule {
-        name: "shard_of_all_reduce",
-        equation: "shard(all_reduce(x)) = reduce_scatter(x) along the leading axis of one group, if the sum has no other readers",
-        apply: shard_of_all_reduce,
-    },
-    RewriteRule {
-        name: "shard_of_moved",
-        equation: "shard(f(x, y)) = f(shard(x), shard(y)) if f works element by element or permutes axes, its result has \
-                   no other readers, and the pieces of all operands except one need no copy",
-        apply: shard_of_moved,
     },
 ];
 
@@ -276,110 +259,4 @@ impl GatherOfPieces {
         }
         whole_values.get(&x).copied()
     }
-}
-
-/// The collective that gives a value, and its operand.
-fn collective_and_operand(cx: &Rewriter, v: ValueId) -> Option<(Collective, ValueId)> {
-    match cx.def(v)? {
-        (Op::Collective(c), &[x]) => Some((c.clone(), x)),
-        _ => None,
-    }
-}
-
-/// The group and the operand of a shard along the leading axis.
-fn leading_shard(node: &CandidateNode) -> Option<(GroupId, ValueId)> {
-    match (&node.op, &node.inputs[..]) {
-        (Op::Shard { axis: 0, group }, &[x]) => Some((*group, x)),
-        _ => None,
-    }
-}
-
-fn shard_of_gather(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
-    let (group, gathered) = leading_shard(node)?;
-    let (c, x) = collective_and_operand(cx, gathered)?;
-    let is_inverse = c.kind == CollectiveKind::AllGather && cx.graph().have_same_cells(c.group, group);
-    is_inverse.then_some(Rewrite::Value(x))
-}
-
-fn shard_of_all_reduce(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
-    let (group, sum) = leading_shard(node)?;
-    let (c, x) = collective_and_operand(cx, sum)?;
-    let CollectiveKind::AllReduce(op) = c.kind else { return None };
-    if !cx.graph().have_same_cells(c.group, group) || cx.is_shared(sum) {
-        return None;
-    }
-    let scatter = Collective { kind: CollectiveKind::ReduceScatter(op), group: c.group, variant: None };
-    Some(Rewrite::Node(Op::Collective(scatter), vec![x]))
-}
-
-/// The most element-wise nodes that a shard moves across.
-const MAX_MOVED_NODES: usize = 8;
-
-/// The number of copies needed to compute the piece of a value from pieces. A gather needs none, and neither
-/// does a sum without other readers.
-fn copies_for_piece(cx: &Rewriter, v: ValueId, axis: usize, group: GroupId, depth: usize) -> usize {
-    match cx.def(v) {
-        Some((Op::Collective(c), _)) if has_piece(cx, c, v, axis, group) => 0,
-        Some((op, inputs)) if depth > 0 && computes_by_pieces(cx, op, v) && !cx.is_shared(v) => {
-            sharded_operands(cx, v, axis)
-                .into_iter()
-                .map(|(i, axis)| copies_for_piece(cx, inputs[i], axis, group, depth - 1))
-                .sum()
-        }
-        _ => 1,
-    }
-}
-
-/// Whether a collective that gives `v` can give a piece of it without a copy.
-fn has_piece(cx: &Rewriter, c: &Collective, v: ValueId, axis: usize, group: GroupId) -> bool {
-    let takes = match c.kind {
-        CollectiveKind::AllGather => true,
-        CollectiveKind::AllReduce(_) => !cx.is_shared(v),
-        _ => false,
-    };
-    axis == 0 && takes && cx.graph().have_same_cells(c.group, group)
-}
-
-/// Whether the op that gives `v` can compute a piece of it from pieces of its operands.
-fn computes_by_pieces(cx: &Rewriter, op: &Op, v: ValueId) -> bool {
-    op.is_element_wise() && !op.divides_integers(cx.ty(v).dtype)
-}
-
-/// The operands of the node that gives `v` that must be sharded to compute a shard of it, each with its axis.
-fn sharded_operands(cx: &Rewriter, v: ValueId, axis: usize) -> Vec<(usize, usize)> {
-    let Some(node) = cx.graph().defining_node(v).map(|node| &cx.graph().nodes[node]) else {
-        return Vec::new();
-    };
-    let axes = cx.graph().node_axes(node);
-    (0..node.inputs.len()).filter_map(|i| Some((i, axes.operand_axis(i, axis)?))).collect()
-}
-
-fn shard_of_moved(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
-    let (&Op::Shard { axis, group }, &[moved]) = (&node.op, &node.inputs[..]) else { return None };
-    let (op, inputs) = cx.def(moved)?;
-    let max_copies = match op {
-        // A piece of a permuted value is stored in the order in which it is read.
-        Op::Permute { .. } => 0,
-        op if computes_by_pieces(cx, op, moved) => 1,
-        _ => return None,
-    };
-    let divided = sharded_operands(cx, moved, axis);
-    if divided.is_empty() {
-        return None;
-    }
-    let copies: usize = divided
-        .iter()
-        .map(|&(i, operand_axis)| copies_for_piece(cx, inputs[i], operand_axis, group, MAX_MOVED_NODES))
-        .sum();
-    if copies > max_copies || cx.is_shared(moved) {
-        return None;
-    }
-    let op = op.clone();
-    let mut inputs = inputs.to_vec();
-    for (operand, operand_axis) in divided {
-        let mut ty = cx.ty(inputs[operand]).clone();
-        ty.shape[operand_axis] = node.ty.shape[axis].clone();
-        inputs[operand] = cx.emit("own", Op::Shard { axis: operand_axis, group }, &[inputs[operand]], ty);
-    }
-    Some(Rewrite::Node(op, inputs))
 }

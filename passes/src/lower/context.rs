@@ -41,7 +41,8 @@ impl From<u64> for CollectiveSizes {
 #[derive(Clone, PartialEq)]
 pub struct LowerContext {
     pub profile: MachineProfile,
-    pub sizes: EntityMap<GroupId, u32>,
+    /// The cells of each group.
+    pub cells: EntityMap<GroupId, Vec<Vec<u32>>>,
     pub symbols: SymbolTable,
     /// The variants that may be chosen; `None` for all.
     pub variants: Option<Vec<CollectiveVariant>>,
@@ -54,7 +55,7 @@ pub struct LowerContext {
 
 impl LowerContext {
     pub fn ranks(&self, group: GroupId) -> u32 {
-        self.sizes.get(group).copied().unwrap_or(1)
+        self.cells.get(group).and_then(|cells| cells.first()).map_or(1, |cell| cell.len() as u32)
     }
 
     pub fn bytes(&self, ty: &TensorType) -> u64 {

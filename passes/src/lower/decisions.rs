@@ -30,7 +30,7 @@ pub struct RegionDecision {
 /// The chosen alternative of a collective whose value is no longer needed.
 pub const ABSORBED_ALTERNATIVE: &str = "absorbed";
 /// The alternative that every collective has.
-const PLAIN_ALTERNATIVE: &str = "plain";
+pub const PLAIN_ALTERNATIVE: &str = "plain";
 /// The most nodes between a collective and the parts that replace it.
 const MAX_DEPTH: usize = 16;
 

@@ -217,7 +217,7 @@ pub fn extraction_us(graph: &LangEGraph, taken: &Extraction, uses: &CostModel) -
 ///
 /// An all-gather counts with the collective that it completes if together they are an all-reduce in two
 /// steps. This holds for an all-gather of a reduce-scatter, or of the sum of an all-to-all's pieces, without
-/// other readers, and also with a cast in between.
+/// other readers, and also with casts and sends between ranks in between.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CollectiveTraffic {
     pub collectives: usize,
@@ -249,12 +249,13 @@ impl CollectiveTraffic {
                 },
                 _ => None,
             };
-            let user = reduced.and_then(only_user);
-            let after_cast = match user {
-                Some(cast @ Lang::Cast(_)) => classes.get(cast).copied().and_then(only_user),
-                _ => None,
-            };
-            if let Some(Lang::Collective(CollectiveName::AllGather, ..)) = after_cast.or(user) {
+            let mut user = reduced.and_then(only_user);
+            while let Some(between @ (Lang::Cast(_) | Lang::Collective(CollectiveName::PermuteRanks, ..))) =
+                user
+            {
+                user = classes.get(between).copied().and_then(only_user);
+            }
+            if let Some(Lang::Collective(CollectiveName::AllGather, ..)) = user {
                 continue;
             }
             out.collectives += 1;

@@ -12,37 +12,15 @@
 //! these. Maxima and minima stay within the range of their operands, so they can be carried in any type to
 //! which they are rounded anyway.
 
-use egg::{Applier, Id, Pattern, PatternAst, Rewrite, SearchMatches, Subst, Symbol, Var};
+use egg::{Rewrite, Subst};
 use symmc_ir::{
-    AllToAllSplits, CollectiveKind, CollectiveReduceOp, CollectiveVariant, DType, Dim, Numerics,
-    NumericsClass, TensorType,
+    AllToAllSplits, CollectiveKind, CollectiveReduceOp, CollectiveVariant, DType, Numerics, NumericsClass,
 };
 
 use super::language::{self, Lang, LangAttribute, LangEGraph, RegionAnalysis};
-use super::sums;
-
-pub struct PatternRule {
-    /// The name of the rule in plans.
-    pub name: &'static str,
-    /// The equation, for readers.
-    pub equation: &'static str,
-    /// The pattern to look for.
-    pub from: &'static str,
-    pub to: &'static str,
-    pub when: RuleCondition,
-    /// The numerics class that a plan needs for the rule; `None` if the two sides have equal bits.
-    pub class: Option<NumericsClass>,
-}
-
-#[derive(Clone, Copy)]
-pub enum RuleCondition {
-    Always,
-    /// The right side names a variant that may run the collective and has an estimate, as in a
-    /// [`VariantRule`].
-    VariantRuns,
-    /// This function returns `Some`; it may bind variables.
-    Holds(fn(&mut LangEGraph, &mut Subst) -> Option<()>),
-}
+pub use super::patterns::{PatternRule, RuleCondition};
+use super::patterns::{bound_class, bound_group_ranks, bound_type, compile_rule, leading_divides};
+use super::{mesh, sums};
 
 /// A rule that equates a collective with itself run by a variant.
 pub struct VariantRule {
@@ -135,7 +113,7 @@ pub fn rewriting_rules() -> impl Iterator<Item = (&'static str, &'static str)> {
 
 /// The rules with patterns that change more than the variant.
 fn pattern_rules() -> impl Iterator<Item = &'static PatternRule> {
-    RULES.iter().chain(MOVEMENT_RULES.as_flattened())
+    RULES.iter().chain(mesh::RULES).chain(MOVEMENT_RULES.as_flattened())
 }
 
 /// The rules that change more than the variant and the place of a cast.
@@ -213,14 +191,6 @@ const RULES: &[PatternRule] = &[
         when: RuleCondition::Holds(narrows_to_f16),
         class: Some(NumericsClass::NarrowF16),
     },
-    PatternRule {
-        name: "all_reduce_over_mesh",
-        equation: "all_reduce(all_reduce(x)) = all_reduce(x) on the group whose cells have the ranks of both, for sums and means",
-        from: "(all_reduce ?op ?outer (all_reduce ?op ?inner ?x))",
-        to: "(all_reduce ?op ?both ?x)",
-        when: RuleCondition::Holds(groups_are_a_mesh),
-        class: Some(NumericsClass::Reassociate),
-    },
     // Rounding is monotone, but two small numbers of different sign can both round to zero, and then another
     // zero may be chosen.
     PatternRule {
@@ -272,131 +242,6 @@ pub(super) fn compile_rules(numerics: Numerics) -> Result<Vec<Rewrite<Lang, Regi
         rules.push(rule.compiled()?);
     }
     Ok(rules)
-}
-
-fn compile_rule(
-    name: &str,
-    from: &str,
-    to: &str,
-    when: RuleCondition,
-) -> Result<Rewrite<Lang, RegionAnalysis>, String> {
-    let from: Pattern<Lang> = from.parse().map_err(|e| format!("rule {name}: {e}"))?;
-    let target: Pattern<Lang> = to.parse().map_err(|e| format!("rule {name}: {e}"))?;
-    let applier = CheckedApplier { to: target.ast, when };
-    Rewrite::new(name, from, applier).map_err(|e| format!("rule {name}: {e}"))
-}
-
-/// The right side of a rule, applied if the condition holds.
-struct CheckedApplier {
-    to: PatternAst<Lang>,
-    when: RuleCondition,
-}
-
-impl Applier<Lang, RegionAnalysis> for CheckedApplier {
-    fn apply_matches(
-        &self,
-        graph: &mut LangEGraph,
-        matches: &[SearchMatches<Lang>],
-        rule: Symbol,
-    ) -> Vec<Id> {
-        let mut changed = Vec::new();
-        for matching in matches {
-            let Some(from) = matching.ast.as_ref() else { continue };
-            for subst in &matching.substs {
-                changed.extend(self.apply_one(graph, matching.eclass, subst, Some(from), rule));
-            }
-        }
-        changed
-    }
-
-    fn apply_one(
-        &self,
-        graph: &mut LangEGraph,
-        _: Id,
-        subst: &Subst,
-        from: Option<&PatternAst<Lang>>,
-        rule: Symbol,
-    ) -> Vec<Id> {
-        let mut subst = subst.clone();
-        let holds = match self.when {
-            RuleCondition::Always => Some(()),
-            RuleCondition::VariantRuns => self.variant_runs(graph, &subst),
-            RuleCondition::Holds(condition) => condition(graph, &mut subst),
-        };
-        match (holds, from) {
-            (Some(()), Some(from)) => {
-                let (id, changed) = graph.union_instantiations(from, &self.to, &subst, rule);
-                if changed { vec![id] } else { Vec::new() }
-            }
-            _ => Vec::new(),
-        }
-    }
-}
-
-impl CheckedApplier {
-    fn variant_runs(&self, graph: &LangEGraph, subst: &Subst) -> Option<()> {
-        let egg::ENodeOrVar::ENode(node) = self.to.as_ref().last()? else { return None };
-        let Lang::Collective(name, variant, children) = node else { return None };
-        let resolved = children.iter().map(|&c| match &self.to[c] {
-            egg::ENodeOrVar::Var(v) => subst.get(*v).copied(),
-            egg::ENodeOrVar::ENode(_) => None,
-        });
-        let node = Lang::Collective(*name, *variant, resolved.collect::<Option<Vec<Id>>>()?);
-        let (collective, operands) = language::as_collective(graph, &node)?;
-        let context = &graph.analysis.context;
-        let bytes = context.bytes(language::class_value(graph, *operands.first()?)?.ty()?);
-        context.estimate_us(
-            &collective.kind,
-            collective.group,
-            collective.variant?,
-            bytes.into(),
-            0.0,
-            Default::default(),
-        )?;
-        Some(())
-    }
-}
-
-fn bound_class(subst: &Subst, name: &str) -> Option<Id> {
-    subst.get(name.parse::<Var>().ok()?).copied()
-}
-
-fn bound_type(graph: &LangEGraph, subst: &Subst, name: &str) -> Option<TensorType> {
-    language::class_value(graph, bound_class(subst, name)?)?.ty().cloned()
-}
-
-fn bound_group_ranks(graph: &LangEGraph, subst: &Subst, name: &str) -> Option<Dim> {
-    let LangAttribute::Group(group) = language::class_attribute(graph, bound_class(subst, name)?)? else {
-        return None;
-    };
-    Some(Dim::from(i64::from(graph.analysis.context.ranks(*group))))
-}
-
-fn leading_divides(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
-    let n = bound_group_ranks(graph, subst, "?g")?;
-    bound_type(graph, subst, "?x")?.shape.first()?.exact_div(&n).map(|_| ())
-}
-
-/// Whether some group covers the ranks of both. Sums of f16 over some of the ranks may be infinite while the
-/// sum over all is finite.
-fn groups_are_a_mesh(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
-    let LangAttribute::Reduce(op) = language::class_attribute(graph, bound_class(subst, "?op")?)? else {
-        return None;
-    };
-    let LangAttribute::Group(inner) = language::class_attribute(graph, bound_class(subst, "?inner")?)? else {
-        return None;
-    };
-    let LangAttribute::Group(outer) = language::class_attribute(graph, bound_class(subst, "?outer")?)? else {
-        return None;
-    };
-    let adds = matches!(op, CollectiveReduceOp::Sum | CollectiveReduceOp::Avg);
-    if !adds || bound_type(graph, subst, "?x")?.dtype == DType::F16 {
-        return None;
-    }
-    let merged = *graph.analysis.context.merged_groups.get(&(*inner, *outer))?;
-    let merged = graph.add(Lang::Attr(LangAttribute::Group(merged)));
-    subst.insert("?both".parse().ok()?, merged);
-    Some(())
 }
 
 /// The most pieces that a rank sums after an exchange.

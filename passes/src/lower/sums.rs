@@ -1,17 +1,17 @@
-//! Sums of all-reduces: if several terms of a sum are all-reduces among one group, one all-reduce of their
-//! sum suffices.
+//! Sums of all-reduces and of reduce-scatters: if several terms of a sum are such collectives of one kind among one
+//! group, one collective of the sum of their operands suffices.
 //!
 //! Nested additions form a tree whose leaves are terms: `(h + all_reduce(x)) + all_reduce(y)` has the terms
 //! `h`, `all_reduce(x)` and `all_reduce(y)`. [`joined_additions`] finds the trees in a program. In the
-//! e-graph, a tree becomes one [`Lang::Sum`] of all terms, and the all-reduces among them become one
+//! e-graph, a tree becomes one [`Lang::Sum`] of all terms, and the collectives of one kind among them become one
 //! ([`RULES`]), independent of the nesting.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use egg::{Applier, EGraph, Id, PatternAst, Rewrite, SearchMatches, Searcher, Subst, Symbol, Var};
 use symmc_ir::{
-    BinaryOp, CollectiveKind, CollectiveName, CollectiveReduceOp, DType, EntityMap, GroupId, NodeId,
-    NumericsClass, Op, ValueId,
+    BinaryOp, CollectiveName, CollectiveReduceOp, DType, EntityMap, GroupId, NodeId, NumericsClass, Op,
+    ValueId,
 };
 
 use super::language::{self, Lang, LangAttribute, LangEGraph, RegionAnalysis};
@@ -25,7 +25,7 @@ pub struct SumRule {
     apply: fn(&mut LangEGraph, Id) -> Option<Id>,
 }
 
-pub const RULES: [SumRule; 2] = [
+pub const RULES: [SumRule; 3] = [
     SumRule {
         name: "sum_of_terms",
         equation: "(x + y) + z = x + (y + z) = the sum of x, y and z",
@@ -36,7 +36,14 @@ pub const RULES: [SumRule; 2] = [
         name: "sum_of_all_reduces",
         equation: "the sum of all_reduce(x), all_reduce(y) and other terms = the sum of all_reduce(x + y) and the other terms",
         class: NumericsClass::Reassociate,
-        apply: sum_of_all_reduces,
+        apply: |graph, class| sum_of_collectives(graph, class, CollectiveName::AllReduce),
+    },
+    SumRule {
+        name: "sum_of_reduce_scatters",
+        equation: "the sum of reduce_scatter(x), reduce_scatter(y) and other terms = the sum of reduce_scatter(x + y) and the other \
+                   terms",
+        class: NumericsClass::Reassociate,
+        apply: |graph, class| sum_of_collectives(graph, class, CollectiveName::ReduceScatter),
     },
 ];
 
@@ -108,23 +115,27 @@ fn sum_of_terms(graph: &mut LangEGraph, class: Id) -> Option<Id> {
     (terms.len() > terms_of_class(graph, class).len()).then(|| graph.add(Lang::Sum(terms)))
 }
 
-fn sum_of_all_reduces(graph: &mut LangEGraph, class: Id) -> Option<Id> {
+fn sum_of_collectives(graph: &mut LangEGraph, class: Id, name: CollectiveName) -> Option<Id> {
     let terms = terms_of_class(graph, class);
-    let dtype = language::class_value(graph, class)?.ty()?.dtype;
+    let ty = language::class_value(graph, class)?.ty()?.clone();
     // Partial sums can be larger than the whole sum and may exceed the range of f16.
-    if terms.len() < 2 || dtype == DType::F16 {
+    if terms.len() < 2 || ty.dtype == DType::F16 {
         return None;
     }
-    let reduced: Vec<Option<(GroupId, Id)>> =
-        terms.iter().map(|&term| summed_by_all_reduce(graph, term)).collect();
-    let group = reduced.iter().flatten().map(|(group, _)| *group).find(|group| {
-        let members = reduced.iter().flatten().filter(|(g, _)| g == group);
+    let mut summed: Vec<Option<(GroupId, Id)>> = Vec::with_capacity(terms.len());
+    for &term in &terms {
+        // The pieces of a reduce-scatter do not broadcast.
+        let may_join = name == CollectiveName::AllReduce || language::class_value(graph, term)?.ty()? == &ty;
+        summed.push(if may_join { summed_by_collective(graph, term, name) } else { None });
+    }
+    let group = summed.iter().flatten().map(|(group, _)| *group).find(|group| {
+        let members = summed.iter().flatten().filter(|(g, _)| g == group);
         members.count() > 1
     })?;
     let mut new_terms = Vec::new();
     let mut operands = Vec::new();
-    for (&term, reduced) in terms.iter().zip(&reduced) {
-        match reduced {
+    for (&term, summed) in terms.iter().zip(&summed) {
+        match summed {
             Some((term_group, x)) if *term_group == group => operands.push(*x),
             _ => new_terms.push(term),
         }
@@ -133,26 +144,27 @@ fn sum_of_all_reduces(graph: &mut LangEGraph, class: Id) -> Option<Id> {
         .map(|a| graph.add(Lang::Attr(a)));
     let operand = graph.add(Lang::Sum(operands));
     let children = attributes.into_iter().chain([operand]).collect();
-    let all_reduce = graph.add(Lang::Collective(CollectiveName::AllReduce, None, children));
+    let joined = graph.add(Lang::Collective(name, None, children));
     if new_terms.is_empty() {
-        return Some(all_reduce);
+        return Some(joined);
     }
-    new_terms.push(all_reduce);
+    new_terms.push(joined);
     Some(graph.add(Lang::Sum(new_terms)))
 }
 
-/// The group and the operand of the sum all-reduce that gives a class.
-fn summed_by_all_reduce(graph: &LangEGraph, class: Id) -> Option<(GroupId, Id)> {
+/// The group and the operand of the collective of this name that sums and gives a class.
+fn summed_by_collective(graph: &LangEGraph, class: Id, name: CollectiveName) -> Option<(GroupId, Id)> {
     graph[class].nodes.iter().find_map(|node| {
         let (collective, operands) = language::as_collective(graph, node)?;
         let sums = collective.variant.is_none()
-            && collective.kind == CollectiveKind::AllReduce(CollectiveReduceOp::Sum);
+            && collective.kind.collective_name() == name
+            && collective.kind.reduce_op() == Some(CollectiveReduceOp::Sum);
         sums.then_some((collective.group, *operands.first()?))
     })
 }
 
-/// The additions of trees with several all-reduces among one group as terms. Each comes with those operands
-/// that are additions of the tree or such all-reduces and have no other readers.
+/// The additions of trees with several sums of one kind among one group as terms. Each comes with those operands
+/// that are additions of the tree or such collectives and have no other readers.
 pub fn joined_additions(graph: &symmc_ir::Graph) -> BTreeMap<NodeId, Vec<NodeId>> {
     let mut readers: EntityMap<ValueId, u32> = EntityMap::filled(0, graph.values.len());
     let read = graph.nodes.values().flat_map(|node| node.inputs.iter().copied());
@@ -169,7 +181,7 @@ pub fn joined_additions(graph: &symmc_ir::Graph) -> BTreeMap<NodeId, Vec<NodeId>
         trees.collect_additions(id, &mut additions, &mut reduced);
         inner.extend(additions.keys());
         let mut groups = BTreeSet::new();
-        if reduced.iter().any(|group| !groups.insert(*group)) {
+        if reduced.iter().any(|sum| !groups.insert(*sum)) {
             out.extend(additions);
         }
     }
@@ -187,13 +199,13 @@ impl AdditionTrees<'_> {
         self.graph.nodes[node].op == Op::Binary(BinaryOp::Add)
     }
 
-    /// Collects the additions below one, with the operands that belong to the tree, and the groups of
-    /// all-reduces among its terms.
+    /// Collects the additions below one, with the operands that belong to the tree, and the collectives among its
+    /// terms that sum.
     fn collect_additions(
         &self,
         root: NodeId,
         additions: &mut BTreeMap<NodeId, Vec<NodeId>>,
-        reduced: &mut Vec<GroupId>,
+        reduced: &mut Vec<(CollectiveName, GroupId)>,
     ) {
         let mut open = vec![root];
         while let Some(add) = open.pop() {
@@ -206,8 +218,8 @@ impl AdditionTrees<'_> {
                     continue;
                 }
                 match self.graph.nodes[def].op.as_collective() {
-                    Some(c) if c.kind == CollectiveKind::AllReduce(CollectiveReduceOp::Sum) => {
-                        reduced.push(c.group)
+                    Some(c) if c.kind.reduce_op() == Some(CollectiveReduceOp::Sum) => {
+                        reduced.push((c.kind.collective_name(), c.group))
                     }
                     None if self.is_add(def) => open.push(def),
                     _ => continue,

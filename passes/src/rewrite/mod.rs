@@ -16,6 +16,7 @@
 //! which ranks hold the same bits of it ([`Replication`]).
 
 mod compact;
+mod piece_demand;
 mod replaced_collectives;
 
 use std::cell::Cell;
@@ -30,6 +31,7 @@ use symmc_ir::{
 };
 
 pub use compact::compact;
+pub use piece_demand::{Piece, divided_operands};
 use replaced_collectives::find_collective;
 pub use replaced_collectives::{CollectiveChange, ReplacedCollective, collective_changes};
 pub use symmc_ir::copying::{UniqueNames, ValueMap, copy_inputs, copy_node, copy_outputs};
@@ -82,6 +84,8 @@ pub struct Rewriter<'r> {
     covers_node: bool,
     /// Values that several nodes or outputs of the source need.
     shared: HashSet<ValueId>,
+    /// For values of the source, the piece that all its readers need, if they need nothing else.
+    demanded_pieces: HashMap<ValueId, Option<Piece>>,
     met_shared: Cell<bool>,
     interned: HashMap<u64, Vec<NodeId>>,
     rules: &'r [&'r [RewriteRule]],
@@ -98,6 +102,7 @@ pub struct Rewriter<'r> {
 pub fn rewrite(graph: &Graph, rules: &[&[RewriteRule]], checks: &BoundsChecks) -> (Graph, RewriteReport) {
     let mut rewriter = Rewriter::new(graph, rules);
     let shared = shared_values(graph);
+    let pieces = piece_demand::demanded_pieces(graph);
     let mut map: EntityMap<ValueId, Option<ValueId>> = EntityMap::filled(None, graph.values.len());
     for (old, new) in graph.inputs.values().zip(rewriter.graph.inputs.values()) {
         map[old.value] = Some(new.value);
@@ -118,6 +123,10 @@ pub fn rewrite(graph: &Graph, rules: &[&[RewriteRule]], checks: &BoundsChecks) -
             rewriter.record_replaced_collectives(communicates, &inputs, new);
             if shared[result] {
                 rewriter.shared.insert(new);
+            }
+            let known = *rewriter.demanded_pieces.entry(new).or_insert(pieces[result]);
+            if known != pieces[result] {
+                rewriter.demanded_pieces.insert(new, None);
             }
             map[result] = Some(new);
         } else {
@@ -180,6 +189,7 @@ impl<'r> Rewriter<'r> {
             positions,
             covers_node: false,
             shared: HashSet::new(),
+            demanded_pieces: HashMap::new(),
             met_shared: Cell::new(false),
             interned: HashMap::new(),
             rules,
@@ -269,6 +279,11 @@ impl<'r> Rewriter<'r> {
         let is_shared = self.shared.contains(&value);
         self.met_shared.set(self.met_shared.get() || is_shared);
         is_shared
+    }
+
+    /// The piece of a value that the source needs, if it needs nothing else of it.
+    pub fn demanded_piece(&self, value: ValueId) -> Option<Piece> {
+        self.demanded_pieces.get(&value).copied().flatten()
     }
 
     /// Adds a node that a replacement needs; `part` becomes a part of its name.

@@ -7,6 +7,8 @@ mod errors;
 mod folding;
 mod lower;
 mod masks;
+mod pieces;
+mod products;
 mod programs;
 mod random;
 mod replicated;

@@ -16,7 +16,7 @@ use symmc_passes::canon::canonicalize;
 use crate::folding::specials;
 
 /// Groups of this many ranks: all, all in another order, halves, every other one, and each alone.
-fn groups(ranks: u32) -> Vec<GroupMembers> {
+pub(crate) fn groups(ranks: u32) -> Vec<GroupMembers> {
     let half = ranks / 2;
     let mut out = vec![
         GroupMembers::World,
@@ -50,6 +50,16 @@ fn kinds(n: u32, dtype: DType) -> Vec<CollectiveKind> {
     out
 }
 
+pub(crate) fn add_collective(
+    builder: &mut GraphBuilder,
+    kind: CollectiveKind,
+    group: GroupId,
+    x: ValueId,
+) -> ValueId {
+    let op = Op::Collective(Collective { kind, group, variant: None });
+    builder.op("c", op, &[x]).expect("the extents are multiples of all numbers of ranks")
+}
+
 struct CollectiveSweep {
     builder: GraphBuilder,
     groups: Vec<GroupId>,
@@ -58,8 +68,7 @@ struct CollectiveSweep {
 
 impl CollectiveSweep {
     fn collective(&mut self, kind: CollectiveKind, group: GroupId, x: ValueId) -> ValueId {
-        let op = Op::Collective(Collective { kind, group, variant: None });
-        self.builder.op("c", op, &[x]).expect("the extents are multiples of all numbers of ranks")
+        add_collective(&mut self.builder, kind, group, x)
     }
 
     /// Adds the patterns that rules match in values that the ranks of a group's cells have in common.
@@ -125,7 +134,7 @@ fn inputs(ranks: u32, dtype: DType, n: usize) -> Vec<Vec<Arc<Tensor>>> {
 }
 
 /// Runs both programs and compares all bits, except those of NaN. Returns the number of outputs.
-fn check(source: &Graph, ranks: u32, dtype: DType, n: usize) -> usize {
+pub(crate) fn check(source: &Graph, ranks: u32, dtype: DType, n: usize) -> usize {
     let (out, _) = canonicalize(source).expect("the program is valid");
     let inputs = inputs(ranks, dtype, n);
     let run = |graph: &Graph| interp::run(graph, &SymbolBindings::new(), &inputs).expect("it runs");

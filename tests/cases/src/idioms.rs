@@ -2,7 +2,8 @@
 //!
 //! Each program is a chain of a few idioms over values of two axes: sums of all-reduces with residuals between them, gathers of
 //! scattered values with element-wise work between them, collectives that undo one another or that find the same bits on every rank,
-//! casts on either side, several collectives side by side, reductions and slices of gathered values. Groups overlap, are reversed, have
+//! casts on either side, several collectives side by side, reductions, slices and pieces of gathered values, products before and after
+//! collectives, collectives of slices. Groups overlap, are reversed, have
 //! one rank, or have the cells of another under another name.
 
 use symmc_ir::collective::{AllToAllSplits, Collective};
@@ -194,7 +195,10 @@ impl IdiomGrower {
 
     fn idiom(&mut self) -> Option<()> {
         let (x, group) = (self.value(), self.r.pick(&self.groups));
-        match self.r.below(16) {
+        match self.r.below(20) {
+            14 | 15 => self.taken_in_pieces(x, group),
+            16 => self.product_of_communicated(x, group),
+            17 => self.slices_of_one(x, group),
             0 | 1 => self.sum_of_all_reduces(x, group),
             2 | 3 => self.scattered_and_gathered(x, group),
             4 | 5 => self.cast_beside(x, group),
@@ -216,8 +220,12 @@ impl IdiomGrower {
         }
     }
 
-    /// `h + all_reduce(x) + all_reduce(y)` in some nesting, perhaps with a bias, perhaps with a term that is read twice.
+    /// `h + all_reduce(x) + all_reduce(y)` in some nesting, perhaps with a bias, perhaps with a term that is read twice, or the same of
+    /// reduce-scatters.
     fn sum_of_all_reduces(&mut self, x: ValueId, group: GroupId) -> Option<()> {
+        if self.r.one_in(3) {
+            return self.sum_of_reduce_scatters(x, group);
+        }
         let mut terms = Vec::new();
         for _ in 0..1 + self.r.below(3) {
             let own = self.alike(x);
@@ -238,6 +246,100 @@ impl IdiomGrower {
             terms.push(self.b.op("s", Op::Binary(BinaryOp::Add), &[a, b]).ok()?);
         }
         self.keep(terms[0])
+    }
+
+    fn sum_of_reduce_scatters(&mut self, x: ValueId, group: GroupId) -> Option<()> {
+        let kind = CollectiveKind::ReduceScatter(CollectiveReduceOp::Sum);
+        let mut sum = self.collective(kind.clone(), group, x)?;
+        for _ in 0..1 + self.r.below(3) {
+            let own = self.alike(x);
+            let own = if self.r.one_in(2) { self.worked(own)? } else { own };
+            let term = self.collective(kind.clone(), group, own)?;
+            sum = self.b.op("s", Op::Binary(BinaryOp::Add), &[sum, term]).ok()?;
+        }
+        self.keep(sum)
+    }
+
+    /// An op that is independent along rows, or along columns.
+    fn along_an_axis(&mut self, x: ValueId) -> Option<ValueId> {
+        let axis = self.r.below(2);
+        let op = match self.r.below(7) {
+            0 => Op::Softmax { axis, log: false },
+            1 => Op::RmsNorm { axes: 1, eps: FloatAttribute(1e-3), round_first: false },
+            2 => Op::CumSum { axis },
+            3 => Op::Permute { perm: vec![1, 0] },
+            4 => Op::Concat { axis },
+            5 => {
+                self.has_open_sums = true;
+                Op::Reduce { op: ReductionKind::Sum, axes: vec![axis], keep: true }
+            }
+            _ => return self.worked(x),
+        };
+        let operands = if op == (Op::Concat { axis }) { vec![x, x] } else { vec![x] };
+        self.b.op("r", op, &operands).ok()
+    }
+
+    /// A piece of what is computed from a communicated value.
+    fn taken_in_pieces(&mut self, x: ValueId, group: GroupId) -> Option<()> {
+        let inner = if self.r.one_in(3) { self.r.pick(&self.groups) } else { group };
+        let mut v = if self.r.one_in(2) { self.worked(x)? } else { x };
+        v = if self.r.one_in(2) {
+            self.gather(inner, v)?
+        } else {
+            let op = self.reduction();
+            self.collective(CollectiveKind::AllReduce(op), inner, v)?
+        };
+        if self.r.one_in(6) {
+            self.keep(v)?;
+        }
+        for _ in 0..self.r.below(4) {
+            v = self.along_an_axis(v)?;
+        }
+        let axis = self.r.below(2);
+        let piece = self.b.op("d", Op::Shard { axis, group }, &[v]).ok()?;
+        self.keep(piece)
+    }
+
+    /// A product with a matrix that all ranks of a cell hold, before or after a collective.
+    fn product_of_communicated(&mut self, x: ValueId, group: GroupId) -> Option<()> {
+        let kind = match self.r.below(3) {
+            0 => CollectiveKind::AllReduce(CollectiveReduceOp::Sum),
+            1 => CollectiveKind::AllReduce(CollectiveReduceOp::Avg),
+            _ => CollectiveKind::AllGather,
+        };
+        let own = self.alike(x);
+        let turned = self.b.op("m", Op::Permute { perm: vec![1, 0] }, &[own]).ok()?;
+        let matrix = self.collective(CollectiveKind::Broadcast { root: 0 }, group, turned)?;
+        let is_before = self.r.one_in(2);
+        let mut v = x;
+        if is_before {
+            v = self.b.op("p", Op::MATMUL, &[v, matrix]).ok()?;
+        }
+        v = self.collective(kind, group, v)?;
+        if !is_before {
+            v = self.b.op("p", Op::MATMUL, &[v, matrix]).ok()?;
+        }
+        self.has_open_sums = true;
+        self.keep(v)
+    }
+
+    /// Collectives of two slices of one value.
+    fn slices_of_one(&mut self, x: ValueId, group: GroupId) -> Option<()> {
+        let x = self.worked(x)?;
+        let (axis, op) = (self.r.below(2), self.reduction());
+        let kind = self.r.pick(&[CollectiveKind::AllReduce(op), CollectiveKind::AllGather]);
+        let ty = self.ty(x);
+        let extent = ty.shape[axis].as_const().filter(|&extent| extent > 1)?;
+        let first = 1 + self.r.below(extent as usize - 1) as i64;
+        for (start, len) in [(0, first), (first, extent - first)] {
+            let mut ty = ty.clone();
+            ty.shape[axis] = Dim::from(len);
+            let slice = Op::Slice { axis, start: Dim::from(start), step: 1 };
+            let slice = self.b.op_as("l", slice, &[x], ty).ok()?;
+            let moved = self.collective(kind.clone(), group, slice)?;
+            self.keep(moved)?;
+        }
+        Some(())
     }
 
     /// A gather of element-wise work of a scattered value; perhaps the value is reduced whole too.
