@@ -316,8 +316,10 @@ impl fmt::Display for ComparedPart {
         if self.places > 1 {
             write!(f, ", in {} places", self.places)?;
         }
-        if self.proof == Some(EquationClass::Rounding) {
-            f.write_str("; up to the rounding of intermediate values")?;
+        match self.proof {
+            Some(EquationClass::Rounding) => f.write_str("; up to the rounding of intermediate values")?,
+            Some(EquationClass::Reassociate) => f.write_str("; up to the order of sums")?,
+            Some(EquationClass::Bits) | None => {}
         }
         for limit in &self.limits {
             write!(f, "; {limit}")?;

@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet};
 
 use symmc_ir::bounds::BoundsChecks;
-use symmc_ir::numerics::Numerics;
+use symmc_ir::numerics::{Numerics, NumericsClass};
 use symmc_ir::text::forms::op_dims_mut;
 use symmc_ir::{Graph, Replication, SymbolBindings, SymbolTable, ValueId, text};
 use symmc_plan::Bucket;
@@ -120,7 +120,7 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
             replication: self.replication,
             class_numbers: &class_numbers,
         });
-        let proof = if shared.proves { self.prove(regions).ok() } else { None };
+        let proof = if shared.proves { self.prove(regions, shared.numerics).ok() } else { None };
         let mut conditions = SizeConditions::default();
         sides.into_iter().for_each(|(program, region)| conditions.add(program, region));
         let comparison = ComparisonPart::new(templates, conditions, *same_bits);
@@ -135,9 +135,10 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
         outcome
     }
 
-    fn prove(&self, regions: &PairedRegions) -> Result<EquationClass, &'static str> {
+    fn prove(&self, regions: &PairedRegions, numerics: Numerics) -> Result<EquationClass, &'static str> {
         let ProgramPair { source, planned, symbols, ranks, replication, .. } = *self;
-        ProofPrograms { source, planned, symbols, ranks, replication }.prove(regions)
+        let reassociates = numerics.allows(NumericsClass::Reassociate);
+        ProofPrograms { source, planned, symbols, ranks, replication, reassociates }.prove(regions)
     }
 
     /// The number of ranks on which two regions run.

@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use symmc_ir::{BinaryOp, DType, Dim, Op};
 
+use super::equations::EquationClass;
+use super::evaluate::ProofTables;
 use super::index::{AxisId, AxisTable, Index};
 use super::simplify::commutes;
 use super::term::{Lambda, LambdaPiece, OpShape, Term, TermId, TermTable};
@@ -46,6 +48,8 @@ enum CanonicalTerm {
     },
     /// All of these bools are true.
     All(Vec<CanonicalId>),
+    /// The sum of these floats in any order.
+    Sum(Vec<CanonicalId>),
     Apply {
         op: Op,
         args: Vec<CanonicalId>,
@@ -80,13 +84,22 @@ pub struct Canonicalizer<'t, 's> {
     ids: HashMap<(DType, CanonicalTerm), CanonicalId>,
     /// The conditions of each term that is a conjunction.
     conditions: HashMap<CanonicalId, Vec<CanonicalId>>,
+    /// Whether floats may be added in any order.
+    reassociates: bool,
+    /// The dtype and the summands of each term that is a sum.
+    sums: HashMap<CanonicalId, (DType, Vec<CanonicalId>)>,
+    /// The operand of each cast, with its dtype.
+    casts: HashMap<CanonicalId, (DType, CanonicalId)>,
 }
 
 impl<'t, 's> Canonicalizer<'t, 's> {
-    pub fn new(terms: &'t TermTable, axes: &'t AxisTable<'s>) -> Self {
+    pub fn new(tables: &'t ProofTables<'s>) -> Self {
         Canonicalizer {
-            terms,
-            axes,
+            terms: &tables.terms,
+            axes: &tables.axes,
+            reassociates: tables.allowed == EquationClass::Reassociate,
+            sums: HashMap::new(),
+            casts: HashMap::new(),
             depths: HashMap::new(),
             next: HashMap::new(),
             previous: HashMap::new(),
@@ -267,6 +280,14 @@ impl<'t, 's> Canonicalizer<'t, 's> {
             Term::Apply { op: Op::Binary(BinaryOp::And), args } if dtype == DType::Bool => {
                 return self.conjunction(&args.iter().map(|arg| self.done[arg]).collect::<Vec<_>>());
             }
+            Term::Apply { op: Op::Binary(BinaryOp::Add), args } if self.sums_in_any_order(dtype) => {
+                let args: Vec<CanonicalId> = args.iter().map(|arg| self.done[arg]).collect();
+                return self.sum(dtype, &args);
+            }
+            Term::Apply { op: Op::Cast, args } if self.sums_in_any_order(dtype) => {
+                let x = self.done[&args[0]];
+                return self.cast_of_sum(dtype, self.terms.dtype(args[0]), x);
+            }
             Term::Apply { op, args } => {
                 let mut args: Vec<CanonicalId> = args.iter().map(|arg| self.done[arg]).collect();
                 if commutes(op) {
@@ -288,6 +309,39 @@ impl<'t, 's> Canonicalizer<'t, 's> {
     fn intern(&mut self, dtype: DType, canonical: CanonicalTerm) -> CanonicalId {
         let next = CanonicalId(self.ids.len() as u32);
         *self.ids.entry((dtype, canonical)).or_insert(next)
+    }
+
+    /// Whether floats of a dtype may be added in any order. Partial sums of f16 may be infinite although the sum is finite.
+    fn sums_in_any_order(&self, dtype: DType) -> bool {
+        self.reassociates && dtype.is_float() && dtype != DType::F16
+    }
+
+    fn sum(&mut self, dtype: DType, args: &[CanonicalId]) -> CanonicalId {
+        let of_arg = |arg: &CanonicalId| match self.sums.get(arg) {
+            Some((of_sum, summands)) if *of_sum == dtype => summands.clone(),
+            _ => vec![*arg],
+        };
+        let mut summands: Vec<CanonicalId> = args.iter().flat_map(of_arg).collect();
+        summands.sort_unstable();
+        let id = self.intern(dtype, CanonicalTerm::Sum(summands.clone()));
+        self.sums.insert(id, (dtype, summands));
+        id
+    }
+
+    /// A cast. The sum of widened values in a wider type, rounded to their type, is a sum in that type.
+    fn cast_of_sum(&mut self, dtype: DType, from: DType, x: CanonicalId) -> CanonicalId {
+        if let Some((_, summands)) = self.sums.get(&x).filter(|_| from == dtype.compute_dtype()) {
+            let widened = summands.iter().map(|summand| match self.casts.get(summand) {
+                Some((of_operand, operand)) if *of_operand == dtype => Some(*operand),
+                _ => None,
+            });
+            if let Some(operands) = widened.collect::<Option<Vec<CanonicalId>>>() {
+                return self.sum(dtype, &operands);
+            }
+        }
+        let id = self.intern(dtype, CanonicalTerm::Apply { op: Op::Cast, args: vec![x] });
+        self.casts.insert(id, (from, x));
+        id
     }
 
     /// The conjunction of bools, however it is nested.

@@ -15,6 +15,8 @@ pub enum EquationClass {
     /// Up to the rounding of intermediate values in f32 or wider, which one side does not have. An intermediate value may also
     /// exceed the range of f32.
     Rounding,
+    /// Up to the order in which floats are added, in plans of the numerics class `reassociate`.
+    Reassociate,
 }
 
 /// The dtypes of the two sides and of their operands.

@@ -44,6 +44,8 @@ pub struct ProofPrograms<'p, 'a> {
     pub symbols: &'p SymbolTable,
     pub ranks: u32,
     pub replication: &'p HashMap<ElementClass, Replication>,
+    /// Whether the plan allows floats to be added in another order.
+    pub reassociates: bool,
 }
 
 impl<'p, 'a> ProofPrograms<'p, 'a> {
@@ -76,8 +78,16 @@ impl<'p, 'a> ProofPrograms<'p, 'a> {
     ) -> Result<EquationClass, &'static str> {
         let groups = [self.source, self.planned].map(group_cells);
         let mut reason = "no attempt";
-        for allowed in [EquationClass::Bits, EquationClass::Rounding] {
-            let mut met_rounding = false;
+        let mut met_rounding = false;
+        for allowed in [EquationClass::Bits, EquationClass::Rounding, EquationClass::Reassociate] {
+            let is_needed = match allowed {
+                EquationClass::Bits => true,
+                EquationClass::Rounding => met_rounding,
+                EquationClass::Reassociate => self.reassociates,
+            };
+            if !is_needed {
+                continue;
+            }
             for sums_ranks in [false, true] {
                 let mut tables = ProofTables {
                     terms: TermTable::default(),
@@ -97,9 +107,6 @@ impl<'p, 'a> ProofPrograms<'p, 'a> {
                 if !tables.met_sum_over_ranks {
                     break;
                 }
-            }
-            if !met_rounding {
-                break;
             }
         }
         Err(reason)
@@ -125,7 +132,7 @@ impl<'p, 'a> ProofPrograms<'p, 'a> {
             Ok([source.element(tables, s, place)?, planned.element(tables, p, &of_planned)?])
         })?;
         for [a, b] in pairs {
-            if !Canonicalizer::new(&tables.terms, &tables.axes).are_equal(a, b) {
+            if !Canonicalizer::new(tables).are_equal(a, b) {
                 return Err("the terms differ");
             }
         }

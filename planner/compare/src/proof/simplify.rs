@@ -253,11 +253,8 @@ pub fn commutes(op: &Op) -> bool {
 impl ProofTables<'_> {
     /// Whether equations of this class may be used. Notes that one was, or would have been.
     pub fn allows(&mut self, class: EquationClass) -> bool {
-        if class == EquationClass::Bits {
-            return true;
-        }
-        self.met_rounding = true;
-        self.allowed == EquationClass::Rounding
+        self.met_rounding |= class == EquationClass::Rounding;
+        class <= self.allowed
     }
 
     pub fn spend(&mut self) -> Evaluated<()> {

@@ -2,12 +2,12 @@
 
 use symmc_compare::{CompareConfig, EquationClass, SourceStatus};
 use symmc_ir::{
-    BinaryOp, CollectiveKind, CollectiveReduceOp, Dim, FloatAttribute, Graph, GroupId, NodeId, Op,
+    BinaryOp, CollectiveKind, CollectiveReduceOp, Dim, FloatAttribute, Graph, GroupId, NodeId, Numerics, Op,
     ReductionKind, Scalar, ValueId, text, verify,
 };
 
-use crate::common::{compared, compared_with};
-use EquationClass::{Bits, Rounding};
+use crate::common::{compared, compared_in_class, compared_with};
+use EquationClass::{Bits, Reassociate, Rounding};
 
 const HEAD: &str = "program \"p\" ranks 4\nsymbol t in 1..=24\ngroup @w world\ngroup @rows [[0, 1], [2, 3]]\n\
     group @cols [[0, 2], [1, 3]]\ngroup @odd [[0, 3], [1, 2]]\narg %x: f32[8, 8]\narg %y: f32[8, 8]\narg %z: f32[8, 8]\n\
@@ -126,6 +126,52 @@ const PROVEN: &[(&str, &str, EquationClass)] = &[
         Bits,
     ),
 ];
+
+/// Pairs that are equal up to the order of sums.
+const REASSOCIATED: &[(&str, &str)] = &[
+    (
+        "%a: bf16[8, 8] = all_reduce %h op=sum group=@w\n%b: bf16[8, 8] = cast %x\n%c: bf16[8, 8] = all_reduce %b op=sum group=@w\n\
+         %d: bf16[8, 8] = cast %y\n%e: bf16[8, 8] = add %a, %d\n%r: bf16[8, 8] = add %c, %e",
+        "%b: bf16[8, 8] = cast %x\n%a: bf16[8, 8] = add %b, %h\n%c: bf16[8, 8] = all_reduce %a op=sum group=@w\n\
+         %d: bf16[8, 8] = cast %y\n%r: bf16[8, 8] = add %c, %d",
+    ),
+    (
+        "%a: f32[8, 8] = all_reduce %x op=sum group=@rows\n%r: f32[8, 8] = all_reduce %a op=sum group=@cols",
+        "%r: f32[8, 8] = all_reduce %x op=sum group=@w",
+    ),
+];
+
+#[test]
+fn sums_in_another_order_are_proven_in_their_class() {
+    let reassociate: Numerics = "reassociate".parse().expect("a class");
+    let with_proofs = CompareConfig::default();
+    for (source, planned) in REASSOCIATED {
+        let [source, planned] = [source, planned].map(|body| program(body));
+        let comparison = compared_in_class(&source, &planned, reassociate, &with_proofs);
+        assert_eq!(
+            comparison.status(),
+            SourceStatus::EqualByProof,
+            "{source}\nto\n{planned}\n{comparison:#?}"
+        );
+        assert_eq!(comparison.parts[0].proof, Some(Reassociate));
+        assert!(comparison.to_string().contains("up to the order of sums"), "{comparison}");
+        let exact = compared(&source, &planned);
+        assert!(exact.parts.iter().all(|part| part.proof.is_none()), "{exact:#?}");
+        for (what, mutant) in mutants(&text::parse(&planned).expect("a program")) {
+            let mutant = text::print(&mutant);
+            if compared_in_class(&source, &mutant, reassociate, &with_proofs).status()
+                <= SourceStatus::EqualByProof
+            {
+                let drawn =
+                    compared_in_class(&source, &mutant, reassociate, &CompareConfig::without_proofs());
+                assert!(
+                    drawn.status() <= SourceStatus::EqualByParts,
+                    "{what}\n{source}\n{mutant}\n{drawn:#?}"
+                );
+            }
+        }
+    }
+}
 
 fn program(body: &str) -> String {
     let result = text::parse(&format!("{HEAD}{body}\nreturn %r\n"));

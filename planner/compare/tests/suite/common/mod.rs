@@ -4,7 +4,7 @@
 #![allow(dead_code)]
 
 use symmc_compare::{CompareConfig, SourceComparison, SourceStatus, compare_with};
-use symmc_ir::text;
+use symmc_ir::{Numerics, text};
 use symmc_plan::{ArenaSizes, Bucket, BucketTotals, ParsedPlan, Plan, SourceProgram, VERSION};
 
 /// Compares two programs over the ranges of the symbols of the second.
@@ -13,6 +13,16 @@ pub fn compared(source: &str, planned: &str) -> SourceComparison {
 }
 
 pub fn compared_with(source: &str, planned: &str, config: &CompareConfig) -> SourceComparison {
+    compared_in_class(source, planned, Numerics::EXACT, config)
+}
+
+/// Compares two programs of a plan of these numerics classes.
+pub fn compared_in_class(
+    source: &str,
+    planned: &str,
+    numerics: Numerics,
+    config: &CompareConfig,
+) -> SourceComparison {
     let graph = text::parse(planned).unwrap_or_else(|e| panic!("{e}\n{planned}"));
     let bucket = Bucket {
         symbols: graph.symbols.values().map(|s| (s.name.clone(), [s.min, s.max])).collect(),
@@ -28,7 +38,7 @@ pub fn compared_with(source: &str, planned: &str, config: &CompareConfig) -> Sou
         version: VERSION,
         source: SourceProgram { name: "p".into(), hash: String::new(), text: source.into() },
         machine: "host".into(),
-        numerics: Default::default(),
+        numerics,
         ranks: graph.ranks.unwrap_or(1),
         programs: vec![planned.into()],
         replacements: Vec::new(),
