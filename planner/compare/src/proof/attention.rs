@@ -58,32 +58,9 @@ impl RegionEvaluator<'_, '_> {
                 this.element(tables, *parts.v, &place)
             })?);
         }
-        let is_bias = |mask: ValueRef, this: &Self| this.ty(mask).dtype.is_float();
-        args.push(self.lambda(tables, &columns, |this, tables, params| {
-            let mut sees = tables.scalar((DType::Bool, 1))?;
-            if let Some(&mask) = parts.mask.filter(|&&mask| !is_bias(mask, this)) {
-                let place = this.broadcast(mask, &at_row(&params[0]));
-                let mask = this.element(tables, mask, &place)?;
-                let mask = tables.visibility(mask)?;
-                sees = tables.apply(Op::Binary(BinaryOp::And), vec![sees, mask], DType::Bool)?;
-            }
-            let mut positions = parts.positions.iter();
-            for bound in bounds {
-                let operand = match if bound.operand { positions.next() } else { None } {
-                    Some(&x) => {
-                        let place = this.broadcast(x, &at_row(&zero));
-                        Some(this.element(tables, x, &place)?)
-                    }
-                    None => None,
-                };
-                let add = this.map_dim(node, &bound.add);
-                let condition = tables.bound_condition(bound, &add, &row[rank - 2], &params[0], operand)?;
-                sees = tables.apply(Op::Binary(BinaryOp::And), vec![sees, condition], DType::Bool)?;
-            }
-            Ok(sees)
-        })?);
+        args.push(self.visible_columns(tables, node, &parts, &row, place)?);
         let mut shape = OpShape::default();
-        if let Some(&mask) = parts.mask.filter(|&&mask| is_bias(mask, self)) {
+        if let Some(&mask) = parts.mask.filter(|&&mask| self.is_bias(mask)) {
             shape.axes.push(vec![args.len()]);
             args.push(self.lambda(tables, &columns, |this, tables, params| {
                 let place = this.broadcast(mask, &at_row(&params[0]));
@@ -104,6 +81,56 @@ impl RegionEvaluator<'_, '_> {
         };
         let dtype = self.ty(node.result(result)).dtype;
         tables.intern(dtype, Term::Bind { op, result, shape, at: Vec::new(), args })
+    }
+
+    /// Whether a mask is added to the scores.
+    fn is_bias(&self, mask: ValueRef) -> bool {
+        self.ty(mask).dtype.is_float()
+    }
+
+    /// For each column whether a row sees it, by the mask and all bounds.
+    fn visible_columns(
+        &mut self,
+        tables: &mut ProofTables<'_>,
+        node: &NodeRef,
+        parts: &AttentionOperands<'_, ValueRef>,
+        row: &[Index],
+        place: &Place,
+    ) -> Evaluated<Lambda> {
+        let Op::Attention { bounds, .. } = &node.node.op else {
+            return Err(Stop::Unknown("not an attention"));
+        };
+        let at_row = |last: &Index| {
+            let index = row.iter().chain([last]).cloned().collect();
+            Place { ranks: place.ranks.clone(), index }
+        };
+        let key_shape = self.shape(*parts.k);
+        let columns = [key_shape[key_shape.len() - 2].clone()];
+        self.lambda(tables, &columns, |this, tables, params| {
+            let mut sees = tables.scalar((DType::Bool, 1))?;
+            if let Some(&mask) = parts.mask.filter(|&&mask| !this.is_bias(mask)) {
+                let place = this.broadcast(mask, &at_row(&params[0]));
+                let mask = this.element(tables, mask, &place)?;
+                let mask = tables.visibility(mask)?;
+                sees = tables.apply(Op::Binary(BinaryOp::And), vec![sees, mask], DType::Bool)?;
+            }
+            let mut positions = parts.positions.iter();
+            for bound in bounds {
+                let operand = if bound.operand { positions.next() } else { None };
+                let operand = match operand {
+                    Some(&x) => {
+                        let place = this.broadcast(x, &at_row(&Index::constant(Dim::from(0))));
+                        Some(this.element(tables, x, &place)?)
+                    }
+                    None => None,
+                };
+                let add = this.map_dim(node, &bound.add);
+                let condition =
+                    tables.bound_condition(bound, &add, &row[row.len() - 1], &params[0], operand)?;
+                sees = tables.apply(Op::Binary(BinaryOp::And), vec![sees, condition], DType::Bool)?;
+            }
+            Ok(sees)
+        })
     }
 
     /// The head of keys that a head of queries reads.

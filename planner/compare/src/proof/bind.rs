@@ -6,7 +6,9 @@
 use symmc_ir::text::forms::op_dims_mut;
 use symmc_ir::{Dim, Op, OperandAxis, ReductionKind, ResultAxis};
 
-use super::evaluate::{Evaluated, NodeRef, Place, ProofTables, RegionEvaluator, Stop, reshape_index};
+use super::evaluate::{
+    Evaluated, NodeRef, Place, ProofTables, RegionEvaluator, Stop, ValueRef, reshape_index,
+};
 use super::index::Index;
 use super::term::{Lambda, OpShape, Term, TermId};
 
@@ -36,42 +38,17 @@ impl RegionEvaluator<'_, '_> {
         op_dims_mut(&mut op).into_iter().for_each(|dim| *dim = self.map_dim(node, dim));
         let form = OpForm::of(&op, &joint, &map.operands, place.index.len());
         let mut args = Vec::new();
-        for ((x, axes), shape) in node.operands().into_iter().zip(&map.operands).zip(&operand_shapes) {
-            let bound: Vec<usize> = (0..axes.len())
-                .filter(|&axis| match axes[axis] {
-                    OperandAxis::Aligned(result_axis) => !is_free(result_axis),
-                    OperandAxis::Broadcast => false,
-                    OperandAxis::Outer(_) | OperandAxis::Whole => true,
-                })
-                .collect();
-            let extents: Vec<Dim> = bound.iter().map(|&axis| shape[axis].clone()).collect();
-            let flat = [extents.iter().fold(Dim::from(1), |count, extent| count * extent.clone())];
-            let lambda_extents = if form.is_flat { &flat[..] } else { &extents[..] };
-            let lambda = self.lambda(tables, lambda_extents, |this, tables, params| {
-                let params = if form.is_flat {
-                    reshape_index(&mut tables.axes, &flat, &extents, params)?
-                } else {
-                    params.to_vec()
-                };
-                let index = axes.iter().enumerate().map(|(axis, kind)| match kind {
-                    OperandAxis::Aligned(result_axis) if is_free(*result_axis) => {
-                        place.index[*result_axis].clone()
-                    }
-                    OperandAxis::Broadcast => Index::constant(Dim::from(0)),
-                    _ => params[bound.iter().position(|b| *b == axis).unwrap_or(0)].clone(),
-                });
-                this.element(tables, x, &place.with_index(index.collect()))
-            })?;
-            args.push(lambda);
+        for (x, axes) in node.operands().into_iter().zip(&map.operands) {
+            args.push(self.operand_lambda(tables, x, axes, &is_free, form.is_flat, place)?);
         }
         if matches!(form.op, Op::Take { .. } | Op::Index { .. })
-            && let Some(found) = known_positions(tables, &args)
+            && let Some(positions) = known_positions(tables, &args)
         {
-            let mut found = found.into_iter();
+            let mut positions = positions.into_iter();
             let index = map.operands[0].iter().map(|kind| match kind {
                 OperandAxis::Aligned(result_axis) => Some(place.index[*result_axis].clone()),
                 OperandAxis::Broadcast => Some(Index::constant(Dim::from(0))),
-                OperandAxis::Outer(_) | OperandAxis::Whole => found.next(),
+                OperandAxis::Outer(_) | OperandAxis::Whole => positions.next(),
             });
             if let Some(index) = index.collect() {
                 return self.element(tables, node.operand(0), &place.with_index(index));
@@ -93,6 +70,44 @@ impl RegionEvaluator<'_, '_> {
         }
         let shape = OpShape { extents, axes: form.axes };
         tables.intern(dtype, Term::Bind { op: form.op, result, shape, at, args })
+    }
+
+    /// The elements of an operand along the axes that an op reads whole. Along the others, the position is that of the
+    /// result.
+    fn operand_lambda(
+        &mut self,
+        tables: &mut ProofTables<'_>,
+        x: ValueRef,
+        axes: &[OperandAxis],
+        is_free: &dyn Fn(usize) -> bool,
+        is_flat: bool,
+        place: &Place,
+    ) -> Evaluated<Lambda> {
+        let shape = self.shape(x);
+        let is_bound = |axis: &usize| match axes[*axis] {
+            OperandAxis::Aligned(result_axis) => !is_free(result_axis),
+            OperandAxis::Broadcast => false,
+            OperandAxis::Outer(_) | OperandAxis::Whole => true,
+        };
+        let bound: Vec<usize> = (0..axes.len()).filter(is_bound).collect();
+        let extents: Vec<Dim> = bound.iter().map(|&axis| shape[axis].clone()).collect();
+        let flat = [extents.iter().fold(Dim::from(1), |count, extent| count * extent.clone())];
+        let lambda_extents = if is_flat { &flat[..] } else { &extents[..] };
+        self.lambda(tables, lambda_extents, |this, tables, params| {
+            let params = reshape_index(&mut tables.axes, lambda_extents, &extents, params)?;
+            let mut params = params.into_iter();
+            let index = axes.iter().enumerate().map(|(axis, kind)| match kind {
+                OperandAxis::Aligned(result_axis) if is_free(*result_axis) => {
+                    Some(place.index[*result_axis].clone())
+                }
+                OperandAxis::Broadcast => Some(Index::constant(Dim::from(0))),
+                _ if is_bound(&axis) => params.next(),
+                _ => None,
+            });
+            let index =
+                index.collect::<Option<Vec<Index>>>().ok_or(Stop::Unknown("an axis has no position"))?;
+            this.element(tables, x, &place.with_index(index))
+        })
     }
 }
 

@@ -13,8 +13,7 @@ use symmc_support::random::SplitMix;
 use super::definitions::define;
 use super::equations::{EquationClass, EquationTypes, ParsedEquation, Pattern, parsed_equations};
 
-const DTYPES: [DType; 8] =
-    [DType::F64, DType::F32, DType::F16, DType::BF16, DType::I64, DType::I32, DType::U8, DType::Bool];
+const DTYPES: &[DType] = DType::ALL;
 
 const SPECIAL: [f64; 26] = [
     0.0,
@@ -179,8 +178,8 @@ fn equations_hold_for_all_dtypes_that_they_name() {
     let mut r = SplitMix(1);
     for ParsedEquation { equation, left, right } in parsed_equations() {
         let mut tried = 0;
-        for dtype in DTYPES.into_iter().filter(|&dtype| equation.types.contain(dtype)) {
-            for inner in DTYPES.into_iter().filter(|&inner| equation.types.contain(inner)) {
+        for dtype in DTYPES.iter().copied().filter(|&dtype| equation.types.contain(dtype)) {
+            for inner in DTYPES.iter().copied().filter(|&inner| equation.types.contain(inner)) {
                 let casts = has_cast(left);
                 if !casts && inner != dtype || !supports(left, dtype) || !supports(right, dtype) {
                     continue;
@@ -209,9 +208,9 @@ fn equations_hold_for_all_dtypes_that_they_name() {
 #[test]
 fn widening_casts_lose_nothing() {
     let mut r = SplitMix(2);
-    for from in DTYPES {
-        for middle in DTYPES.into_iter().filter(|middle| middle.represents(from)) {
-            for to in DTYPES {
+    for &from in DTYPES {
+        for middle in DTYPES.iter().copied().filter(|middle| middle.represents(from)) {
+            for &to in DTYPES {
                 let mut graph = Graph::new("casts");
                 let shape = [Dim::from(400)];
                 let ty = TensorType::new(from, shape.to_vec());
@@ -325,7 +324,7 @@ fn definitions_are_their_ops() {
 fn sums_over_ranks_are_sums_of_their_elements() {
     let mut r = SplitMix(4);
     for ranks in [2, 3, 5, 8] {
-        for dtype in DTYPES.into_iter().filter(|&dtype| dtype != DType::Bool) {
+        for dtype in DTYPES.iter().copied().filter(|&dtype| dtype != DType::Bool) {
             for reduce in ["sum", "avg"] {
                 if reduce == "avg" && !dtype.is_float() {
                     continue;
@@ -367,7 +366,7 @@ fn sums_over_ranks_are_sums_of_their_elements() {
 fn operands_that_commute_give_the_same_bits() {
     let mut r = SplitMix(5);
     for op in BinaryOp::ALL.iter().filter(|op| super::simplify::commutes(&Op::Binary(**op))) {
-        for dtype in DTYPES.into_iter().filter(|&dtype| op.supports_dtype(dtype)) {
+        for dtype in DTYPES.iter().copied().filter(|&dtype| op.supports_dtype(dtype)) {
             let of_operand = ty(dtype, &[900]);
             let result = if op.is_comparison() { DType::Bool } else { dtype };
             let mut graph = Graph::new("pair");
