@@ -200,6 +200,11 @@ pub(crate) fn inputs(
         let shape: Vec<usize> =
             ty.shape.iter().map(|d| d.eval(bindings).map_or(0, |n| n.max(0) as usize)).collect();
         let draw = |r: &mut SplitMix| Arc::new(tensor(ty.dtype, &shape, numbers, r));
+        // The data of a constant are part of the program.
+        if let Some(data) = &input.data {
+            inputs.iter_mut().for_each(|own| own.push(data.clone()));
+            continue;
+        }
         let shared = draw(r);
         inputs.iter_mut().for_each(|own| own.push(if is_shared { shared.clone() } else { draw(r) }));
     }

@@ -202,10 +202,10 @@ const CHECK_EXAMPLES: &str = "\
 Examples:
   symmc plan model.pt2 -o model.plan.json && symmc check model.plan.json
 
-The plan is proven safe for every sequence of runs and sizes. The comparison with the source is not a proof: it is done node
-by node, and on random values where nodes differ, at both ends of each bucket and where conditions on sizes change. The last
-lines say whether the plan is equal to its source, equal by comparison of named parts, not compared (with the reasons), or
-different.
+The plan is proven safe for every sequence of runs and sizes. It is compared with the source node by node. Parts that differ
+are proven equal where that is possible. The others run on random values, at both ends of each bucket and where conditions on
+sizes change, which is not a proof. The last lines say whether the plan is equal to its source, equal by proof or by
+comparison of named parts, not compared (with the reasons), or different.
 
 Exit codes: 0 the plan is safe and no difference was found; 1 the plan is unsafe or different (with up to 100 findings), or
 --require-compared is given and a part or a size that matters was not compared; 2 the file is not a plan.";

@@ -123,7 +123,7 @@ pub use source_comparison::{compare_with_source, require_full_comparison};
 pub use symmc_check::CheckReport;
 pub use symmc_check::CheckedPlan;
 pub use symmc_compare::{
-    ComparedPart, LimitKind, PartLimit, SourceComparison, SourceDifferences, SourceStatus,
+    ComparedPart, EquationClass, LimitKind, PartLimit, SourceComparison, SourceDifferences, SourceStatus,
 };
 pub use symmc_driver::{CompileReport, TriedProposal};
 pub use symmc_ir::CollectiveVariant;

@@ -5,7 +5,8 @@ use symmc_compare::{SourceComparison, SourceDifferences};
 
 use crate::error::{Error, ErrorKind};
 
-/// Compares the programs of a plan with its source, node by node. Differing nodes are compared on random values.
+/// Compares the programs of a plan with its source, node by node. Parts that differ are proven equal, or compared on
+/// random values.
 pub fn compare_with_source(plan: &CheckedPlan) -> SourceComparison {
     symmc_compare::compare(plan)
 }

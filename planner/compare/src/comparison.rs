@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use crate::proof::EquationClass;
+
 /// The largest number of entries of each list.
 pub const MAX_LISTED_ENTRIES: usize = 100;
 const MAX_SHOWN_PARTS: usize = 20;
@@ -16,7 +18,10 @@ pub enum SourceStatus {
     /// The planned programs are the source, node for node.
     #[default]
     Equal,
-    /// The parts that differ in form were compared on drawn values and agree. All other nodes are equal.
+    /// The parts that differ in form were proven equal. All other nodes are equal.
+    EqualByProof,
+    /// Some parts that differ in form were compared on drawn values and agree. The others were proven equal, and all
+    /// other nodes are equal.
     EqualByParts,
     /// Some parts were not compared, or their comparison gave no decision. No difference was found.
     NotCompared,
@@ -87,7 +92,8 @@ impl fmt::Display for PartLimit {
     }
 }
 
-/// A part of planned programs that differs in form from the source, and that was compared on drawn values.
+/// A part of planned programs that differs in form from the source, and that was proven equal, or compared on drawn
+/// values.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ComparedPart {
@@ -99,13 +105,19 @@ pub struct ComparedPart {
     pub planned_nodes: usize,
     /// The number of its places, in all planned programs.
     pub places: usize,
+    /// The class of the equations that prove the part. `None` if it was compared on drawn values.
+    pub proof: Option<EquationClass>,
     /// The limits of the comparison, at most one entry of each kind.
     pub limits: Vec<PartLimit>,
 }
 
 impl ComparedPart {
-    pub(crate) fn new(value: String, [source_nodes, planned_nodes]: [usize; 2]) -> ComparedPart {
-        ComparedPart { value, source_nodes, planned_nodes, places: 1, limits: Vec::new() }
+    pub(crate) fn new(
+        value: String,
+        [source_nodes, planned_nodes]: [usize; 2],
+        proof: Option<EquationClass>,
+    ) -> ComparedPart {
+        ComparedPart { value, source_nodes, planned_nodes, places: 1, proof, limits: Vec::new() }
     }
 
     /// Whether the part did not run at sizes at which it should: the upper end of a bucket, or a size at which a condition
@@ -141,7 +153,7 @@ pub(crate) fn add_limit(limits: &mut Vec<PartLimit>, limit: PartLimit, replaces:
 #[non_exhaustive]
 pub struct SourceComparison {
     pub buckets: Vec<SourceStatus>,
-    /// The parts that were compared on drawn values.
+    /// The parts that were proven equal, or compared on drawn values.
     pub parts: Vec<ComparedPart>,
     /// The number of result elements that were compared.
     pub elements: u64,
@@ -216,15 +228,27 @@ impl SourceComparison {
         }
     }
 
+    fn describe_proofs(&self) -> String {
+        match self.parts.iter().filter(|part| part.proof.is_some()).count() {
+            0 => String::new(),
+            proven => format!("proof of {}, and by ", count_text(proven, "part")),
+        }
+    }
+
     fn summary(&self) -> String {
         let undecided = self.undecided.len() + self.more_undecided;
         match self.status() {
             SourceStatus::Equal => {
                 format!("equal to its source, node for node, in {}", count_text(self.buckets.len(), "bucket"))
             }
-            SourceStatus::EqualByParts => format!(
-                "equal to its source by comparison of {} on drawn values ({}); all else is equal node for node",
+            SourceStatus::EqualByProof => format!(
+                "equal to its source by proof of {}; all else is equal node for node",
                 count_text(self.parts.len(), "part"),
+            ),
+            SourceStatus::EqualByParts => format!(
+                "equal to its source by {}comparison of {} on drawn values ({}); all else is equal node for node",
+                self.describe_proofs(),
+                count_text(self.parts.iter().filter(|part| part.proof.is_none()).count(), "part"),
                 count_text(self.elements, "element"),
             ),
             SourceStatus::NotCompared => {
@@ -254,12 +278,15 @@ impl fmt::Display for SourceComparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.summary())?;
         let (partial, complete): (Vec<_>, Vec<_>) = self.parts.iter().partition(|part| part.is_partial());
-        let total = partial.len() + complete.len();
-        for part in partial.into_iter().chain(complete).take(MAX_SHOWN_PARTS) {
-            writeln!(f, "  compared: {part}")?;
-        }
-        if let Some(unshown) = total.checked_sub(MAX_SHOWN_PARTS).filter(|unshown| *unshown > 0) {
-            writeln!(f, "  compared: {} more", count_text(unshown, "part"))?;
+        let (proven, compared): (Vec<_>, Vec<_>) =
+            complete.into_iter().partition(|part| part.proof.is_some());
+        for (how, parts) in [("compared", [partial, compared].concat()), ("proven", proven)] {
+            for part in parts.iter().take(MAX_SHOWN_PARTS) {
+                writeln!(f, "  {how}: {part}")?;
+            }
+            if let Some(unshown) = parts.len().checked_sub(MAX_SHOWN_PARTS).filter(|unshown| *unshown > 0) {
+                writeln!(f, "  {how}: {} more", count_text(unshown, "part"))?;
+            }
         }
         for (reason, times) in &self.left_out {
             let places = if *times > 1 { format!(" (and {} more)", times - 1) } else { String::new() };
@@ -288,6 +315,11 @@ impl fmt::Display for ComparedPart {
         write!(f, "%{} ({source} of the source, {planned} planned", self.value)?;
         if self.places > 1 {
             write!(f, ", in {} places", self.places)?;
+        }
+        match self.proof {
+            Some(EquationClass::Rounding) => f.write_str("; up to the rounding of intermediate values")?,
+            Some(EquationClass::Reassociate) => f.write_str("; up to the order of sums")?,
+            Some(EquationClass::Bits) | None => {}
         }
         for limit in &self.limits {
             write!(f, "; {limit}")?;

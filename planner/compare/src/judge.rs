@@ -31,6 +31,7 @@ use crate::draw::{Draw, DrawChange, DrawKind, LeafDraws};
 use crate::influence::{
     LeafInfluence, count_influence_runs, derive_influence, leaf_classes, restrict_to_reaching,
 };
+use crate::proof::EquationClass;
 
 /// The relative shift of leaves that measures the effect of rounding.
 const RELATIVE_SHIFT: f64 = 1.0 / (1u64 << 26) as f64;
@@ -57,6 +58,8 @@ const MAX_INFLUENCE_DRAWS: usize = 12;
 
 #[derive(Clone, PartialEq, Debug)]
 pub enum Verdict {
+    /// Proven equal, by equations of this class.
+    Proven(EquationClass),
     /// Equal. This many elements were compared.
     Equal(u64),
     /// Equal in some draws only, as happens with ties and roundings.
@@ -70,9 +73,9 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Whether the comparison ran and found no difference, or none in some draws.
+    /// Whether there is a proof, or the comparison ran and found no difference, or none in some draws.
     pub fn is_agreement(&self) -> bool {
-        matches!(self, Verdict::Equal(_) | Verdict::Undecided(_))
+        matches!(self, Verdict::Proven(_) | Verdict::Equal(_) | Verdict::Undecided(_))
     }
 }
 

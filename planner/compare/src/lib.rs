@@ -2,17 +2,20 @@
 //!
 //! Both programs are walked node by node. Values that are computed in the same way get one number (`number`).
 //! Nearly all values of a planned program have numbers of the source. The other values form *parts*. A part
-//! reaches from a value that has the same name in both programs back to values that are equal in both. It runs
-//! alone in the reference interpreter, on drawn values and at selected sizes (`sizes`, `judge`). Programs of
-//! any size can therefore be compared. Results of opaque and custom ops are equal if their operands are.
+//! reaches from a value that has the same name in both programs back to values that are equal in both. It is
+//! proven equal (`proof`), or runs alone in the reference interpreter, on drawn values and at selected sizes
+//! (`sizes`, `judge`). Programs of any size can therefore be compared. Results of opaque and custom ops are equal
+//! if their operands are.
 //!
 //! Names are only hints: a wrong pair of values does not compare equal, and is skipped. Values that were found
 //! equal count as one value from then on, so that each part is small. Parts that differ only in their place,
 //! such as those of the layers of a model, run once.
 //!
 //! # Trusted parts
-//! The comparison relies on four things:
+//! The comparison relies on five things:
 //! - the identities of `number`;
+//! - the equations and definitions of `proof`, which tests hold against the interpreter, and the table
+//!   [`symmc_ir::Op::axes`];
 //! - the interpreter;
 //! - the analysis of ranks that hold the same bits of a value of the source ([`symmc_ir::Replication`]), by
 //!   which drawn values are the same there;
@@ -36,6 +39,7 @@ mod influence;
 mod judge;
 mod number;
 mod parts;
+mod proof;
 mod ranges;
 mod reach;
 mod region;
@@ -56,12 +60,39 @@ pub use comparison::{
 };
 use gathers::separate_gathered_axes;
 use parts::ComparisonState;
+pub use proof::equations::{EQUATIONS, Equation, EquationClass, EquationTypes};
 use walk::ComparisonWalk;
 
 /// The largest number of elements that are computed for one plan.
 const MAX_PLAN_WORK: u128 = 1 << 29;
 
+/// How a plan is compared with its source.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct CompareConfig {
+    /// Whether parts are proven where that is possible. Parts with a proof are not compared on drawn values.
+    pub proofs: bool,
+}
+
+impl Default for CompareConfig {
+    fn default() -> Self {
+        CompareConfig { proofs: true }
+    }
+}
+
+impl CompareConfig {
+    /// Compares all parts on drawn values.
+    pub fn without_proofs() -> Self {
+        CompareConfig { proofs: false }
+    }
+}
+
+/// Compares a plan with its source, by proof where that is possible.
 pub fn compare(plan: &ParsedPlan) -> SourceComparison {
+    compare_with(plan, &CompareConfig::default())
+}
+
+pub fn compare_with(plan: &ParsedPlan, config: &CompareConfig) -> SourceComparison {
     let source = Graph { ranks: Some(plan.ranks), ..plan.source_program().clone() };
     let separate_source = separate_gathered_axes(&source);
     let mut of_program: Vec<Vec<(usize, &Bucket)>> = vec![Vec::new(); plan.programs.len()];
@@ -81,6 +112,7 @@ pub fn compare(plan: &ParsedPlan) -> SourceComparison {
         agreeing: HashSet::new(),
         parts: HashMap::new(),
         numerics: plan.numerics,
+        proves: config.proofs,
         remaining_work: MAX_PLAN_WORK,
         bounds: BoundsChecks::derive(&source),
         source: source.clone(),

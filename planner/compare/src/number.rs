@@ -496,7 +496,7 @@ pub fn round_to_dtype(dtype: DType, x: f64) -> f64 {
 }
 
 /// A scalar as a tensor of this dtype stores it: the dtype and its bits.
-fn scalar_bits(dtype: DType, scalar: Scalar) -> (DType, u64) {
+pub fn scalar_bits(dtype: DType, scalar: Scalar) -> (DType, u64) {
     match dtype {
         DType::Bool => (dtype, u64::from(scalar.as_f64() != 0.0)),
         d if d.is_float() => (dtype, round_to_dtype(d, scalar.as_f64()).to_bits()),
@@ -509,7 +509,7 @@ pub fn dtype_of_scalar(op: BinaryOp, x: DType) -> DType {
     if op.is_comparison() || !x.is_float() { x } else { x.compute_dtype() }
 }
 
-fn scalar_operand(op: BinaryOp, x: DType, scalar: Scalar) -> (DType, u64) {
+pub fn scalar_operand(op: BinaryOp, x: DType, scalar: Scalar) -> (DType, u64) {
     (x, scalar_bits(dtype_of_scalar(op, x), scalar).1)
 }
 

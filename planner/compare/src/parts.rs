@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet};
 
 use symmc_ir::bounds::BoundsChecks;
-use symmc_ir::numerics::Numerics;
+use symmc_ir::numerics::{Numerics, NumericsClass};
 use symmc_ir::text::forms::op_dims_mut;
 use symmc_ir::{Graph, Replication, SymbolBindings, SymbolTable, ValueId, text};
 use symmc_plan::Bucket;
@@ -22,7 +22,8 @@ use crate::elements::ElementClass;
 use crate::influence::LeafInfluence;
 use crate::judge::{DrawEffort, Judgement, RegionPair, Verdict, count_runs, judge, selects_floats};
 use crate::number::NumberedProgram;
-use crate::region::ComparedRegion;
+use crate::proof::{EquationClass, ProofPrograms};
+use crate::region::{ComparedRegion, PairedRegions};
 use crate::sizes::{NamedSizes, SizeConditions};
 use crate::windows::{AxisSpan, ValueWindow};
 
@@ -55,19 +56,13 @@ pub struct ComparisonState {
     /// The parts, by their text at the least sizes of the source.
     pub parts: HashMap<String, usize>,
     pub numerics: Numerics,
+    /// Whether pairs of regions are proven where that is possible.
+    pub proves: bool,
     /// The elements that may still be computed.
     pub remaining_work: u128,
     /// The source and its bounds checks.
     pub source: Graph,
     pub bounds: BoundsChecks,
-}
-
-pub struct PairedRegions {
-    pub of_source: ComparedRegion,
-    pub of_planned: ComparedRegion,
-    /// Whether no op of the two regions fuses or sums several roundings. Both programs compute values outside
-    /// of the regions in the same way.
-    pub same_bits: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -125,12 +120,25 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
             replication: self.replication,
             class_numbers: &class_numbers,
         });
+        let proof = if shared.proves { self.prove(regions, shared.numerics).ok() } else { None };
         let mut conditions = SizeConditions::default();
         sides.into_iter().for_each(|(program, region)| conditions.add(program, region));
         let comparison = ComparisonPart::new(templates, conditions, *same_bits);
-        let outcome = self.run_part(&comparison, &text, shared);
+        let outcome = match proof {
+            Some(class) => PartOutcome {
+                canonical_text: comparison.canonical_text(self.source.graph),
+                ..PartOutcome::without_decision(Verdict::Proven(class))
+            },
+            None => self.run_part(&comparison, &text, shared),
+        };
         shared.outcomes.insert(text, PartOutcome { limits: Vec::new(), elements: 0, ..outcome.clone() });
         outcome
+    }
+
+    fn prove(&self, regions: &PairedRegions, numerics: Numerics) -> Result<EquationClass, &'static str> {
+        let ProgramPair { source, planned, symbols, ranks, replication, .. } = *self;
+        let reassociates = numerics.allows(NumericsClass::Reassociate);
+        ProofPrograms { source, planned, symbols, ranks, replication, reassociates }.prove(regions)
     }
 
     /// The number of ranks on which two regions run.

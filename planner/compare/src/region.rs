@@ -18,6 +18,14 @@ pub struct ComparedRegion {
     pub leaves: Vec<ValueId>,
 }
 
+pub struct PairedRegions {
+    pub of_source: ComparedRegion,
+    pub of_planned: ComparedRegion,
+    /// Whether no op of the two regions fuses or sums several roundings. Both programs compute values outside
+    /// of the regions in the same way.
+    pub same_bits: bool,
+}
+
 /// The region of a value up to the leaves that `is_leaf` selects. `None` if it has more nodes than `max_nodes`.
 /// Inputs are leaves. Values that depend on no input are not.
 pub fn find_region(

@@ -15,8 +15,8 @@ use crate::comparison::{ComparedPart, SourceStatus};
 use crate::elements::{ElementClass, ElementView};
 use crate::judge::Verdict;
 use crate::number::{NumberedProgram, ValueNumbering, has_own_rounding};
-use crate::parts::{ComparisonState, PairedRegions, PartOutcome, ProgramPair};
-use crate::region::{ComparedRegion, MAX_REGION_NODES, find_region};
+use crate::parts::{ComparisonState, PartOutcome, ProgramPair};
+use crate::region::{ComparedRegion, MAX_REGION_NODES, PairedRegions, find_region};
 
 /// The number of suspect values in a row after which the first of them is reported as a difference.
 const MAX_SUSPECT_VALUES: usize = 4;
@@ -144,7 +144,9 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         let suspect = regions.as_ref().and_then(|r| self.first_suspect(r));
         let assumed = regions.as_ref().is_some_and(|r| self.is_assumed(r));
         match verdict {
-            Verdict::Equal(_) | Verdict::Undecided(_) => self.accept(s, p, output, verdict, &sizes),
+            Verdict::Proven(_) | Verdict::Equal(_) | Verdict::Undecided(_) => {
+                self.accept(s, p, output, verdict, &sizes);
+            }
             Verdict::Differs(_) if assumed => {
                 self.assume_equal(s, p, "it is computed from a part that was not compared");
             }
@@ -190,7 +192,9 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         at: &str,
     ) -> bool {
         match verdict {
-            Verdict::Equal(_) | Verdict::Undecided(_) => self.accept(s, p, output, verdict, at),
+            Verdict::Proven(_) | Verdict::Equal(_) | Verdict::Undecided(_) => {
+                self.accept(s, p, output, verdict, at);
+            }
             Verdict::NoInfluence(_) => self.leave_out(s, p, at),
             Verdict::Differs(_) | Verdict::Unknown(_) => return false,
         }
@@ -440,15 +444,20 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         if let Verdict::NoInfluence(leaf) = outcome.verdict {
             outcome.at = programs.describe_missing_influence(regions, leaf);
         }
-        if matches!(outcome.verdict, Verdict::Equal(_)) {
+        if matches!(outcome.verdict, Verdict::Proven(_) | Verdict::Equal(_)) {
             self.record_outcome(regions, &outcome);
         }
         (outcome.verdict, outcome.at)
     }
 
-    /// Adds a part that was compared to the result.
+    /// Adds a part that was proven or compared to the result.
     fn record_outcome(&mut self, regions: &PairedRegions, outcome: &PartOutcome) {
-        self.status = self.status.max(SourceStatus::EqualByParts);
+        let proof = match outcome.verdict {
+            Verdict::Proven(class) => Some(class),
+            _ => None,
+        };
+        let status = if proof.is_some() { SourceStatus::EqualByProof } else { SourceStatus::EqualByParts };
+        self.status = self.status.max(status);
         let ComparisonState { comparison, parts, .. } = &mut *self.shared;
         comparison.elements += outcome.elements;
         let next = comparison.parts.len();
@@ -459,12 +468,14 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         match comparison.parts.get_mut(index) {
             Some(compared_part) => {
                 compared_part.places += 1;
+                // The weaker of both.
+                compared_part.proof = compared_part.proof.zip(proof).map(|(known, class)| known.max(class));
                 compared_part.add_limits(&outcome.limits);
             }
             None => {
                 let value = self.planned.graph.value_name(regions.of_planned.root).to_string();
                 let nodes = [regions.of_source.nodes.len(), regions.of_planned.nodes.len()];
-                let mut compared_part = ComparedPart::new(value, nodes);
+                let mut compared_part = ComparedPart::new(value, nodes, proof);
                 compared_part.add_limits(&outcome.limits);
                 comparison.parts.push(compared_part);
             }

@@ -184,7 +184,7 @@ fn changes_that_act_at_some_sizes_alone_are_found() {
         // The same at all sizes.
         let comparison = compare_plan(edit_program(&plan, "start=t - 1", "start=min(t - 1, 8191)"));
         // The plan reduces the last row alone: at 8192 rows it is compared by parts.
-        let is_equal = matches!(comparison.status(), SourceStatus::Equal | SourceStatus::EqualByParts);
+        let is_equal = comparison.status() <= SourceStatus::EqualByParts;
         assert!(is_equal, "{comparison:#?}");
     }
 }
@@ -231,7 +231,7 @@ fn exported_programs_compute_what_their_sources_do() {
         let program = Program::open(&folder.join(format!("{name}.pt2")), &options).expect(name);
         let plan = symmc::compile(&program, &CompileConfig::default()).expect(name);
         let comparison = symmc::compare_with_source(&plan);
-        let equal = matches!(comparison.status(), SourceStatus::Equal | SourceStatus::EqualByParts);
+        let equal = comparison.status() <= SourceStatus::EqualByParts;
         assert!(equal, "{name}: {comparison:#?}");
     }
 }

@@ -4,4 +4,5 @@ mod common;
 mod edited;
 mod limits;
 mod pairs;
+mod proofs;
 mod values;
