@@ -259,7 +259,7 @@ pub fn choose_forms<'g>(
         return Ok((program, ChosenForms { products: Vec::new(), sums }));
     }
     let narrowed = narrow_to_bucket(graph, config)?;
-    let context = LowerContext { symmetric: None, ..build_context(&narrowed, config)? };
+    let context = build_context(&narrowed, config)?;
     let Some((mut moved, products)) = products::move_products(&narrowed, &context) else {
         let (program, sums) = choose_row_sums(graph, config)?;
         return Ok((program, ChosenForms { products: Vec::new(), sums }));

@@ -21,8 +21,9 @@ use symmc_ir::{
 };
 use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
 
-use super::concurrent_compute::node_computation_us;
-use super::context::{LowerContext, RegionSurroundings, round_us};
+use super::computation::node_computation_us;
+use super::conditions::CollectiveConditions;
+use super::context::{LowerContext, round_us};
 use super::decisions::{ABSORBED_ALTERNATIVE, PLAIN_ALTERNATIVE};
 use crate::rewrite::{UniqueNames, ValueMap, compact, copy_inputs, copy_node, copy_outputs};
 
@@ -303,7 +304,7 @@ impl ProductSearch<'_> {
         let variants = self.context.profile.supported_variants(&c.kind).into_iter();
         let variants = variants.filter(|variant| only.is_none_or(|only| only == *variant));
         let estimates = variants.filter_map(|variant| {
-            self.context.estimate_us(&c.kind, c.group, variant, sizes, 0.0, RegionSurroundings::default())
+            self.context.estimate_us(&c.kind, c.group, variant, sizes, 0.0, CollectiveConditions::default())
         });
         estimates.min_by(f64::total_cmp)
     }
