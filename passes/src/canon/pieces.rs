@@ -7,7 +7,7 @@
 //! Every rule keeps all bits, except for orders of summation that a product, a reduction along another axis or a
 //! collective chooses by size.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 
 use symmc_ir::{AllToAllSplits, Collective, CollectiveKind, Dim, Op, TensorType, ValueId};
 
@@ -137,8 +137,8 @@ fn move_pieces_to_front(cx: &mut Rewriter, x: ValueId, axis: usize, ranks: &Dim)
     Some(cx.reshape(front, whole))
 }
 
-/// The most nodes that a shard moves across at once.
-const MAX_MOVED_NODES: usize = 24;
+/// The most pieces whose costs are counted to decide about one.
+const MAX_COUNTED_PIECES: usize = 64;
 
 /// The operands of the node that gives `v` that must be sharded to compute a piece of it, each with its axis. `None`
 /// if the op does not compute pieces by itself.
@@ -153,8 +153,6 @@ const COPIES_PER_GATHER: usize = 2;
 /// What it takes to compute a piece of a value from pieces of others.
 #[derive(Default)]
 struct PieceCosts {
-    /// The values whose pieces have been counted, with their axes.
-    visited: HashSet<(ValueId, usize)>,
     /// The pieces that are copied.
     copies: usize,
     /// The gathers that are removed.
@@ -162,36 +160,50 @@ struct PieceCosts {
 }
 
 impl PieceCosts {
-    /// Adds what the piece of an operand takes. A gather needs no copy, and neither does a sum without other readers.
-    /// Along other axes than the leading one, their operands are copied.
-    fn add(&mut self, cx: &Rewriter, v: ValueId, piece: Piece, depth: usize) {
-        if !self.visited.insert((v, piece.axis)) || has_piece(cx, v, piece) {
-            return;
+    /// The costs of pieces of these values. If many values are computed in pieces, those that are far away are not
+    /// counted: what is saved near by is worth their copies.
+    fn count(cx: &Rewriter, pieces: Vec<(ValueId, Piece)>) -> PieceCosts {
+        let mut costs = PieceCosts::default();
+        let mut visited = HashSet::new();
+        let mut open = VecDeque::from(pieces);
+        while let Some((v, piece)) = open.pop_front() {
+            if visited.len() < MAX_COUNTED_PIECES && visited.insert((v, piece)) {
+                open.extend(costs.add(cx, v, piece));
+            }
+        }
+        costs
+    }
+
+    /// Adds what a piece takes, and returns the pieces that it is computed from. A gather needs no copy, and neither
+    /// does a sum without other readers. Along other axes than the leading one, their operands are copied.
+    fn add(&mut self, cx: &Rewriter, v: ValueId, piece: Piece) -> Vec<(ValueId, Piece)> {
+        if has_piece(cx, v, piece) {
+            return Vec::new();
         }
         if let Some(gathered) = GatheredAxis::of(cx, v, piece) {
             self.copies += usize::from(gathered.axis > 0);
-            return;
+            return Vec::new();
         }
         match collective_on_cells(cx, v, piece).map(|(c, ..)| c.kind) {
             Some(CollectiveKind::AllGather) if piece.axis == 0 => {
                 self.removed += usize::from(!is_needed_whole(cx, v, piece));
-                return;
+                return Vec::new();
             }
             Some(CollectiveKind::AllReduce(_)) if !is_needed_whole(cx, v, piece) => {
                 self.copies += usize::from(piece.axis > 0);
-                return;
+                return Vec::new();
             }
             _ => {}
         }
-        let divided =
-            divided_operands_of(cx, v, piece).filter(|_| depth > 0 && !is_needed_whole(cx, v, piece));
+        let divided = divided_operands_of(cx, v, piece).filter(|_| !is_needed_whole(cx, v, piece));
         match (divided, cx.def(v)) {
             (Some(divided), Some((_, inputs))) => {
-                divided
-                    .into_iter()
-                    .for_each(|(i, axis)| self.add(cx, inputs[i], piece.along(axis), depth - 1));
+                divided.into_iter().map(|(i, axis)| (inputs[i], piece.along(axis))).collect()
             }
-            _ => self.copies += 1,
+            _ => {
+                self.copies += 1;
+                Vec::new()
+            }
         }
     }
 }
@@ -212,8 +224,8 @@ fn shard_of_moved(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let divided = divided_operands_of(cx, moved, piece)?;
     let (op, inputs) = cx.def(moved)?;
     // A piece of a view is stored in the order in which it is read.
-    let mut costs = PieceCosts::default();
-    divided.iter().for_each(|&(i, axis)| costs.add(cx, inputs[i], piece.along(axis), MAX_MOVED_NODES));
+    let pieces = divided.iter().map(|&(i, axis)| (inputs[i], piece.along(axis))).collect();
+    let costs = PieceCosts::count(cx, pieces);
     let max_copies = usize::from(!op.is_view()) + COPIES_PER_GATHER * costs.removed;
     if costs.copies > max_copies || is_needed_whole(cx, moved, piece) {
         return None;

@@ -60,10 +60,15 @@ fn bound_reduction(graph: &LangEGraph, subst: &Subst) -> Option<CollectiveReduce
 }
 
 /// Whether `?x` is added or averaged in a type in which the order of additions hardly changes the range. Sums of f16
-/// over some of the ranks may be infinite while the sum over all is finite.
+/// over some of the ranks may be infinite while the sum over all is finite, and averages of integers are truncated.
 fn adds_in_any_order(graph: &LangEGraph, subst: &Subst) -> Option<()> {
-    let adds = matches!(bound_reduction(graph, subst)?, CollectiveReduceOp::Sum | CollectiveReduceOp::Avg);
-    (adds && bound_type(graph, subst, "?x")?.dtype != DType::F16).then_some(())
+    let dtype = bound_type(graph, subst, "?x")?.dtype;
+    let adds = match bound_reduction(graph, subst)? {
+        CollectiveReduceOp::Sum => true,
+        CollectiveReduceOp::Avg => dtype.is_float(),
+        CollectiveReduceOp::Max | CollectiveReduceOp::Min | CollectiveReduceOp::Prod => false,
+    };
+    (adds && dtype != DType::F16).then_some(())
 }
 
 /// Whether some group covers the ranks of both.

@@ -22,7 +22,7 @@ pub struct PatternRule {
 pub enum RuleCondition {
     Always,
     /// The right side names a variant that may run the collective and has an estimate, as in a
-    /// [`VariantRule`].
+    /// rule of a variant.
     VariantRuns,
     /// This function returns `Some`; it may bind variables.
     Holds(fn(&mut LangEGraph, &mut Subst) -> Option<()>),

@@ -171,8 +171,11 @@ impl ProductSearch<'_> {
         let ty = self.graph.ty(x);
         let may_cross = match c.kind {
             // Sums of f16 over some of the ranks, or of products, may be infinite while the sum over all is finite.
-            CollectiveKind::AllReduce(CollectiveReduceOp::Sum | CollectiveReduceOp::Avg) => {
-                self.context.numerics.allows(NumericsClass::Reassociate) && ty.dtype != DType::F16
+            // Averages of integers are truncated.
+            CollectiveKind::AllReduce(op @ (CollectiveReduceOp::Sum | CollectiveReduceOp::Avg)) => {
+                self.context.numerics.allows(NumericsClass::Reassociate)
+                    && ty.dtype != DType::F16
+                    && (op == CollectiveReduceOp::Sum || ty.dtype.is_float())
             }
             CollectiveKind::AllGather => true,
             _ => false,

@@ -64,8 +64,9 @@ pub struct RewriteReport {
     pub fired: IndexMap<&'static str, usize>,
     pub nodes_before: usize,
     pub nodes_after: usize,
-    /// Whether a rule asked about a value that several nodes or outputs of the source need. Fewer may need
-    /// it in the result.
+    /// Whether a rule asked about a value that several nodes or outputs of the source need, of which fewer may need
+    /// it in the result, or a node that a rule added was nested too deeply to be rewritten. Rewriting again may then
+    /// change more.
     pub met_shared: bool,
     /// The collectives that rules replaced, in order. Some of them may still be in the graph.
     pub replaced: Vec<ReplacedCollective>,
@@ -74,7 +75,7 @@ pub struct RewriteReport {
 /// The most rewrites of one node, after which it is added unchanged.
 const MAX_STEPS: usize = 64;
 /// The deepest nesting of nodes that rules add for replacements.
-const MAX_DEPTH: usize = 32;
+const MAX_DEPTH: usize = 128;
 
 pub struct Rewriter<'r> {
     graph: Graph,
@@ -84,9 +85,13 @@ pub struct Rewriter<'r> {
     covers_node: bool,
     /// Values that several nodes or outputs of the source need.
     shared: HashSet<ValueId>,
+    /// The pieces that shards gave. Without these, a shard would be moved once for each path to its operand.
+    given_pieces: HashMap<(ValueId, Piece), ValueId>,
     /// For values of the source, the piece that all its readers need, if they need nothing else.
     demanded_pieces: HashMap<ValueId, Option<Piece>>,
     met_shared: Cell<bool>,
+    /// Whether a node was added unchanged because it was nested too deeply.
+    met_depth: bool,
     interned: HashMap<u64, Vec<NodeId>>,
     rules: &'r [&'r [RewriteRule]],
     fired: IndexMap<&'static str, usize>,
@@ -147,7 +152,7 @@ pub fn rewrite(graph: &Graph, rules: &[&[RewriteRule]], checks: &BoundsChecks) -
         fired: rewriter.fired,
         nodes_before: graph.nodes.len(),
         nodes_after: out.nodes.len(),
-        met_shared: rewriter.met_shared.get(),
+        met_shared: rewriter.met_shared.get() || rewriter.met_depth,
         replaced: rewriter.replaced,
     };
     (out, report)
@@ -189,8 +194,10 @@ impl<'r> Rewriter<'r> {
             positions,
             covers_node: false,
             shared: HashSet::new(),
+            given_pieces: HashMap::new(),
             demanded_pieces: HashMap::new(),
             met_shared: Cell::new(false),
+            met_depth: false,
             interned: HashMap::new(),
             rules,
             fired: IndexMap::new(),
@@ -307,8 +314,17 @@ impl<'r> Rewriter<'r> {
     }
 
     fn add_rewritten(&mut self, mut node: CandidateNode) -> ValueId {
+        let piece = match (&node.op, &node.inputs[..]) {
+            (&Op::Shard { axis, group }, &[x]) => Some((x, Piece { axis, group })),
+            _ => None,
+        };
+        if let Some(&given) = piece.as_ref().and_then(|piece| self.given_pieces.get(piece)) {
+            return given;
+        }
         self.depth += 1;
-        let steps = if self.depth > MAX_DEPTH { 0 } else { MAX_STEPS };
+        let is_too_deep = self.depth > MAX_DEPTH;
+        self.met_depth |= is_too_deep;
+        let steps = if is_too_deep { 0 } else { MAX_STEPS };
         let mut done = None;
         for _ in 0..steps {
             match self.apply_first_rule(&node) {
@@ -330,6 +346,9 @@ impl<'r> Rewriter<'r> {
             self.positions.mark_checked_indices(value);
         }
         debug_assert_eq!(*self.ty(value), node.ty, "a rule changed the type of %{}", self.name);
+        if let Some(piece) = piece {
+            self.given_pieces.insert(piece, value);
+        }
         value
     }
 

@@ -195,3 +195,24 @@ fn sends_keep_all_bits() {
     }
     assert!(programs > 2_000, "{programs}");
 }
+
+/// Chains are longer than rules may nest.
+#[test]
+fn pieces_move_through_long_chains() {
+    for layers in [1, 20, 100] {
+        let mut text = String::from(
+            "program \"p\" ranks 4\ngroup @w world\narg %x: f32[4, 8]\nparam %m: f32[8, 8] source \"m\"\n\
+             %v0: f32[16, 8] = all_gather %x group=@w\n",
+        );
+        for i in 0..layers {
+            let next = i + 1;
+            text += &format!(
+                "%n{i}: f32[16, 8] = softmax %v{i} axis=1 log=false\n%p{i}: f32[16, 8] = matmul %n{i}, %m\n\
+                 %v{next}: f32[16, 8] = add %p{i}, %v{i}\n"
+            );
+        }
+        text += &format!("%y: f32[4, 8] = shard %v{layers} axis=0 group=@w\nreturn %y\n");
+        let (out, _) = canonicalize(&symmc_ir::text::parse(&text).unwrap()).unwrap();
+        assert_eq!(costs(&out), 0, "{layers} layers");
+    }
+}
