@@ -284,6 +284,10 @@ impl BucketSearch<'_> {
     /// Makes the program of an attempt fit the limit, if there is one, and keeps it if it is the fastest that does.
     fn fit(&mut self, attempt: &Attempt) -> Result<()> {
         let Some(within) = &mut self.within_limit else { return Ok(()) };
+        // Less memory does not make a program faster.
+        if within.best.as_ref().is_some_and(|best| attempt.estimate.total_us >= best.estimate.total_us) {
+            return Ok(());
+        }
         if attempt.symmetric_bytes <= within.limit {
             within.take_if_faster(attempt.clone());
             return Ok(());

@@ -9,6 +9,7 @@ mod lowering;
 mod mutants;
 mod optimised;
 mod programs;
+mod regret;
 mod replication;
 mod rewrites;
 mod sessions;

@@ -1,28 +1,40 @@
 //! Lowerings that share solutions of regions give the same results as lowerings that do not.
 
-use std::collections::{BTreeSet, HashMap};
-
 use symmc::{CompileConfig, Program};
 use symmc_cases::idioms;
 use symmc_ir::machine::MachineProfile;
-use symmc_ir::{Graph, Numerics, NumericsClass, text};
-use symmc_passes::{LowerConfig, Overlap, SolutionCache, canonicalize, lower};
+use symmc_ir::{CollectiveVariant, Graph, Numerics, NumericsClass, text};
+use symmc_passes::lower::{CollectiveConditions, LowerConditions, VariantSet};
+use symmc_passes::{LowerConfig, SolutionCache, canonicalize, lower};
 use symmc_support::random::SplitMix;
+
+fn draw_conditions(r: &mut SplitMix) -> CollectiveConditions {
+    let all = VariantSet::from_iter(CollectiveVariant::ALL.iter().copied());
+    let some = CollectiveVariant::ALL.iter().copied().filter(|_| r.one_in(3)).collect();
+    CollectiveConditions {
+        hidden_eighths: r.pick(&[0, 1, 4, 8]),
+        exit_kept: r.one_in(3),
+        variants: if r.one_in(2) { all } else { some },
+        rewriting: !r.one_in(3),
+        max_symmetric_bytes: r.pick(&[0, 1 << 10, 1 << 16, u64::MAX, u64::MAX, u64::MAX]),
+    }
+}
 
 /// A lowering of a program with random properties.
 fn config(graph: &Graph, r: &mut SplitMix) -> LowerConfig {
     let profile = MachineProfile::builtin(r.pick(&MachineProfile::builtin_names())).expect("it is built in");
     let collectives = graph.nodes.iter().filter(|(_, node)| node.op.as_collective().is_some());
     let names: Vec<String> = collectives.map(|(n, _)| graph.node_name(n).to_string()).collect();
-    let overlap: HashMap<String, f64> =
-        names.iter().map(|name| (name.clone(), r.pick(&[0.0, 9.0, 40.0, 3000.0]))).collect();
-    let exits_kept: BTreeSet<String> = names.into_iter().filter(|_| r.one_in(2)).collect();
+    let mut conditions = LowerConditions::uniform(draw_conditions(r));
+    for name in names {
+        if r.one_in(2) {
+            *conditions.entry(&name) = draw_conditions(r);
+        }
+    }
     let symbols = graph.symbols.iter().map(|(id, s)| (id, (s.min, r.pick(&[s.min, s.max])))).collect();
     LowerConfig {
-        overlap: if r.one_in(3) { Overlap::Possible } else { Overlap::Scheduled(overlap) },
-        exits_kept: if r.one_in(3) { BTreeSet::new() } else { exits_kept },
+        conditions,
         variants: if r.one_in(4) { Some(Vec::new()) } else { None },
-        symmetric: if r.one_in(4) { Some(r.pick(&[0, 1 << 10, 1 << 16])) } else { None },
         numerics: NumericsClass::ALL.iter().copied().filter(|_| r.one_in(3)).collect(),
         symbols,
         ..LowerConfig::new(profile)
