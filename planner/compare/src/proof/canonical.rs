@@ -2,7 +2,7 @@
 //!
 //! Axes of a lambda are numbered. Neighbouring axes are one if every index reads them as one. A lambda is named by
 //! the depth of the lambdas inside of it, which is the same wherever it stands. Operands of ops that commute are
-//! sorted.
+//! sorted, and so are the terms of conjunctions, and of sums if these may be in any order.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -3,6 +3,10 @@
 //! An element of each value becomes a term over the elements that both programs have (`evaluate`). Terms have one form
 //! for all ways to move elements: views, concatenations, padding, and collectives between the coordinates of ranks.
 //! Regions are equal if their terms are ([`canonical`]).
+//!
+//! A proof never draws values and runs only ops on single numbers. It trusts the equations, the definitions and
+//! [`symmc_ir::Op::axes`], which tests hold against the interpreter. Absent are equations that narrow values, and
+//! routes of tokens to experts.
 
 mod attention;
 mod bind;
