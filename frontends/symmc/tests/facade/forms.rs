@@ -52,13 +52,13 @@ fn buckets_of_few_rows_gather_where_that_is_faster() {
     // A reduction that saves bytes at all sizes is made in both.
     assert_eq!(forms, [[true, false], [false, false]]);
     assert_ne!(symmc::compare_with_source(&plan).status(), SourceStatus::Different);
-    // Each bucket is about as fast as a plan for its sizes alone: in company, a set of collectives may not be tried with the best variants.
+    // Each bucket is about as fast as a plan for its sizes alone, which may drop more exit barriers, because only runs of itself follow.
     let profile = config(&[]).profile;
     let estimates = symmc::estimate(&plan, &profile).expect("estimates");
     for (estimate, rows) in estimates.iter().zip([1, 256]) {
         let single = symmc::compile(&greedy(rows, 512), &config(&[rows])).expect("a plan");
         let single = symmc::estimate(&single, &profile).expect("estimates");
-        assert!(estimate.total_us <= 1.03 * single[0].total_us, "{rows} rows: {estimate:?} after {single:?}");
+        assert!(estimate.total_us <= 1.05 * single[0].total_us, "{rows} rows: {estimate:?} after {single:?}");
     }
 }
 
