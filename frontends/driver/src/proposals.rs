@@ -62,6 +62,12 @@ pub const PROPOSALS: &[Proposal] = &[
         choices: use_one_variant,
     },
     Proposal {
+        name: "no_rewriting",
+        reason: "the collectives of the program, if those that rules made of them disagree with the schedule",
+        changes_schedule: true,
+        choices: use_no_rewriting,
+    },
+    Proposal {
         name: "coalesce_collectives",
         reason: "several collectives as one, which has one start-up",
         changes_schedule: true,
@@ -152,6 +158,12 @@ fn use_one_variant(search: &BucketSearch<'_>) -> Result<Vec<ProposedChoice>> {
         choices.push(ProposedChoice::of_all(choice, variant.name()));
     }
     Ok(choices)
+}
+
+fn use_no_rewriting(search: &BucketSearch<'_>) -> Result<Vec<ProposedChoice>> {
+    let unchanged = CollectiveConditions { rewriting: false, ..CollectiveConditions::default() };
+    let choice = Choice { conditions: LowerConditions::uniform(unchanged), ..search.best.choice.clone() };
+    Ok(vec![ProposedChoice::of_all(choice, "only variants")])
 }
 
 /// Joins collectives within each of a few reaches, in addition to existing sets of the other mode. Variants are

@@ -85,19 +85,19 @@ fn stated_tolerances_are_kept_as_they_are() {
 
 const SUMS_PROGRAM: &str = r#"program "p" ranks 4
 group @all world
-arg %x: f32[65536]
-arg %y: f32[65536]
-%b: f32[65536] = mul %x, 20000.0
-%n: bf16[65536] = cast %b
-%w: f32[65536] = cast %n
-%r: f32[65536] = all_reduce %w op=sum group=@all
-%k: f32[65536] = mul %y, 100.0
-%h: f16[65536] = cast %k
-%v: f32[65536] = cast %h
-%q: f32[65536] = all_reduce %v op=sum group=@all
-%s: f32[65536] = all_reduce %x op=sum group=@all
-%t: f32[65536] = all_reduce %y op=sum group=@all
-%u: f32[65536] = add %s, %t
+arg %x: f32[1048576]
+arg %y: f32[1048576]
+%b: f32[1048576] = mul %x, 20000.0
+%n: bf16[1048576] = cast %b
+%w: f32[1048576] = cast %n
+%r: f32[1048576] = all_reduce %w op=sum group=@all
+%k: f32[1048576] = mul %y, 100.0
+%h: f16[1048576] = cast %k
+%v: f32[1048576] = cast %h
+%q: f32[1048576] = all_reduce %v op=sum group=@all
+%s: f32[1048576] = all_reduce %x op=sum group=@all
+%t: f32[1048576] = all_reduce %y op=sum group=@all
+%u: f32[1048576] = add %s, %t
 return %r
 return %q
 return %u
@@ -115,8 +115,8 @@ fn plans_of_every_class_state_it_check_and_run() {
         let text = std::fs::read_to_string(dir.path().join("plan.json")).expect("the plan");
         assert_eq!(text.contains("\"numerics\""), classes != "exact");
         let planned = text.split("\"programs\"").nth(1).expect("programs");
-        let sums = planned.matches("f32[65536] = all_reduce").count()
-            - planned.matches("bf16[65536] = all_reduce").count();
+        let sums = planned.matches("f32[1048576] = all_reduce").count()
+            - planned.matches("bf16[1048576] = all_reduce").count();
         assert!(sums <= if classes == "exact" { 4 } else { 3 }, "{classes}: {sums}");
         let checked = stdout(&format!("check {plan}"));
         assert!(checked.contains("safe on 4 ranks"), "{classes}: {checked}");
