@@ -51,8 +51,10 @@ pub struct PlanConfig {
     pub profile: Option<MachineProfile>,
     pub order: OrderStrategy,
     /// The memory that an order may take above the leanest order in order to overlap communication with
-    /// computation, as a fraction of that order's memory, or of 256 MiB if that is more.
+    /// computation, as a fraction.
     pub slack: f64,
+    /// The bytes of which `slack` is a fraction, if the leanest order takes less.
+    pub slack_base: u64,
     /// The microseconds by which a run must become faster for each MiB of memory that overlap takes.
     pub memory_price: f64,
     /// The buckets, by position, that get an order of their own. Other buckets with equal programs share one
@@ -74,6 +76,7 @@ impl Default for PlanConfig {
             profile: None,
             order: OrderStrategy::Chosen,
             slack: 1.0,
+            slack_base: 0,
             memory_price: 0.05,
             own_orders: BTreeSet::new(),
             among_others: false,
@@ -192,6 +195,7 @@ impl<'a> Planner<'a> {
             next_run,
             order,
             slack: self.config.slack,
+            slack_base: self.config.slack_base,
             price: us_to_ns(self.config.memory_price),
             effort: self.config.effort,
             profile: self.profile.as_ref(),

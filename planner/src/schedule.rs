@@ -35,6 +35,8 @@ pub struct ScheduleRules<'a> {
     pub order: OrderStrategy,
     /// The memory that an order may take above the leanest order, as a fraction.
     pub slack: f64,
+    /// The bytes of which slack is a fraction, if the leanest order takes less.
+    pub slack_base: u64,
     /// The nanoseconds of a run that a MiB of memory is worth.
     pub price: u64,
     pub effort: PlanningEffort,
@@ -136,7 +138,7 @@ impl ScheduleSearch<'_> {
             return Ok(candidates.swap_remove(smallest));
         }
         let lean = candidates[smallest].bytes();
-        let limit = with_slack(lean, self.rules.slack);
+        let limit = with_slack(lean, self.rules.slack, self.rules.slack_base);
         let within_limit = candidates.iter().enumerate().filter(|(_, c)| c.bytes() <= limit);
         let cheapest = within_limit.min_by_key(|(i, c)| (self.cost(c), c.bytes(), *i));
         let cheapest = cheapest.map_or(smallest, |(i, _)| i);

@@ -130,6 +130,7 @@ impl<'a> Pipeline<'a> {
             profile: Some(self.options.profile.clone()),
             order: self.options.order,
             slack: self.options.slack,
+            slack_base: SLACK_BASE_BYTES,
             memory_price: self.options.memory_price,
             numerics: self.options.numerics,
             own_orders: own_orders.map(|(b, _)| b).collect(),
@@ -138,6 +139,10 @@ impl<'a> Pipeline<'a> {
         }
     }
 }
+
+/// The bytes of which slack is a fraction for programs that need less. The memory of small programs does not limit what
+/// overlap is worth; the price of memory does.
+const SLACK_BASE_BYTES: u64 = 256 << 20;
 
 /// The options of the first lowering of a bucket.
 pub fn lower_config(canonical: &Graph, options: &CompileOptions, symbols: &SymbolRanges) -> LowerConfig {

@@ -1,6 +1,6 @@
 //! Lowering on small programs: `tests/lower/*.symm`.
 //!
-//! The words after a case's name are `machine=NAME`, `SYMBOL=MIN..MAX` for the bucket, `bind=INPUT`,
+//! The words after a case's name are `machine=NAME`, `hidden=EIGHTHS` for the overlap of all collectives, `SYMBOL=MIN..MAX` for the bucket, `bind=INPUT`,
 //! `only=VARIANT`, `numerics=CLASS`, `coalesce=MICROSECONDS` of computation between coalesced collectives,
 //! and `together=MICROSECONDS` between those that run as one step. The other words are the rules that must
 //! fire, and with `!` those that must not. The output is the lowered program and, as comments, the decision
@@ -27,6 +27,7 @@ fn config(case: &ProgramCase) -> (LowerConfig, Vec<String>) {
     for word in &case.words {
         match word.split_once('=') {
             Some(("machine", name)) => config.profile = MachineProfile::builtin(name).unwrap(),
+            Some(("hidden", eighths)) => config.conditions.default.hidden_eighths = eighths.parse().unwrap(),
             Some(("bind", name)) => {
                 config.bound.insert(input(&case.program, name));
             }

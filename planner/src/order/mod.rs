@@ -86,11 +86,7 @@ impl<'a> OverlapVariants<'a> {
 /// The lead of prefetches over their latest start, in percent of their time, for each overlapped form.
 const PREFETCH_LEADS: [u64; 2] = [25, 150];
 
-/// The bytes plus the fraction `share` of them, or of [`MIN_SLACK_BASE_BYTES`] if that is more.
-pub fn with_slack(bytes: u64, share: f64) -> u64 {
-    bytes.saturating_add((bytes.max(MIN_SLACK_BASE_BYTES) as f64 * share) as u64)
+/// The bytes plus the fraction `share` of them, or of `least_base` bytes if that is more.
+pub fn with_slack(bytes: u64, share: f64, least_base: u64) -> u64 {
+    bytes.saturating_add((bytes.max(least_base) as f64 * share) as u64)
 }
-
-/// The bytes from which slack is computed for programs that need less. The memory of small programs does not
-/// limit what overlap is worth; the price of memory does.
-const MIN_SLACK_BASE_BYTES: u64 = 256 << 20;
