@@ -11,9 +11,26 @@ use symmc_passes::{CoalesceConfig, CoalesceReach, JoinMode};
 use symmc_plan::{Bucket, Decision};
 use symmc_planner::BucketInput;
 
+use crate::attempt::Attempt;
 use crate::error::Result;
-use crate::pipeline::Choice;
-use crate::search::BucketSearch;
+use crate::pipeline::{BucketPrograms, Choice, Pipeline};
+
+/// What a proposal knows of the search.
+pub struct SearchState<'a> {
+    pub pipeline: &'a Pipeline<'a>,
+    pub programs: &'a BucketPrograms<'a>,
+    /// The best attempt so far.
+    pub best: &'a Attempt,
+    /// The limit of the symmetric arena in bytes.
+    pub limit: Option<u64>,
+}
+
+impl SearchState<'_> {
+    /// Whether the options allow a variant.
+    fn is_allowed(&self, variant: CollectiveVariant) -> bool {
+        self.pipeline.options.variants.as_ref().is_none_or(|variants| variants.contains(&variant))
+    }
+}
 
 pub struct Proposal {
     /// The name in the log and in reports.
@@ -22,7 +39,7 @@ pub struct Proposal {
     pub reason: &'static str,
     /// Whether variants are chosen again with the schedule of a choice before it is dropped.
     pub changes_schedule: bool,
-    pub choices: fn(&BucketSearch<'_>) -> Result<Vec<ProposedChoice>>,
+    pub choices: fn(&SearchState<'_>) -> Result<Vec<ProposedChoice>>,
 }
 
 /// A choice of a proposal.
@@ -113,7 +130,7 @@ pub static OBSERVED_SCHEDULE: Proposal = Proposal {
     choices: |_| Ok(Vec::new()),
 };
 
-fn use_small_sizes(search: &BucketSearch<'_>) -> Result<Vec<ProposedChoice>> {
+fn use_small_sizes(search: &SearchState<'_>) -> Result<Vec<ProposedChoice>> {
     if search.pipeline.for_small_sizes.is_none() {
         return Ok(Vec::new());
     }
@@ -123,7 +140,7 @@ fn use_small_sizes(search: &BucketSearch<'_>) -> Result<Vec<ProposedChoice>> {
     Ok(vec![ProposedChoice::of_all(choice, "the other canonical form")])
 }
 
-fn assume_other_overlap(search: &BucketSearch<'_>) -> Result<Vec<ProposedChoice>> {
+fn assume_other_overlap(search: &SearchState<'_>) -> Result<Vec<ProposedChoice>> {
     if search.best.estimate.communication.iter().all(|c| c.overlapped_us == 0.0) {
         return Ok(Vec::new());
     }
@@ -143,7 +160,7 @@ fn assume_other_overlap(search: &BucketSearch<'_>) -> Result<Vec<ProposedChoice>
     Ok(choices)
 }
 
-fn use_one_variant(search: &BucketSearch<'_>) -> Result<Vec<ProposedChoice>> {
+fn use_one_variant(search: &SearchState<'_>) -> Result<Vec<ProposedChoice>> {
     let graph = search.programs.graph(search.best.choice.for_small_sizes);
     let mut variants: BTreeSet<CollectiveVariant> = BTreeSet::from([CollectiveVariant::Plain]);
     for collective in graph.nodes.values().filter_map(|node| node.op.as_collective()) {
@@ -160,7 +177,7 @@ fn use_one_variant(search: &BucketSearch<'_>) -> Result<Vec<ProposedChoice>> {
     Ok(choices)
 }
 
-fn use_no_rewriting(search: &BucketSearch<'_>) -> Result<Vec<ProposedChoice>> {
+fn use_no_rewriting(search: &SearchState<'_>) -> Result<Vec<ProposedChoice>> {
     let unchanged = CollectiveConditions { rewriting: false, ..CollectiveConditions::default() };
     let choice = Choice { conditions: LowerConditions::uniform(unchanged), ..search.best.choice.clone() };
     Ok(vec![ProposedChoice::of_all(choice, "only variants")])
@@ -168,7 +185,7 @@ fn use_no_rewriting(search: &BucketSearch<'_>) -> Result<Vec<ProposedChoice>> {
 
 /// Joins collectives within each of a few reaches, in addition to existing sets of the other mode. Variants are
 /// chosen with the conditions of the best choice, and with one variant for all.
-fn join_collectives(search: &BucketSearch<'_>, joining: JoinMode) -> Result<Vec<ProposedChoice>> {
+fn join_collectives(search: &SearchState<'_>, joining: JoinMode) -> Result<Vec<ProposedChoice>> {
     let best = &search.best.choice;
     let kept = rewritten_collectives(&search.best.bucket);
     let mut choices = Vec::new();
@@ -176,7 +193,7 @@ fn join_collectives(search: &BucketSearch<'_>, joining: JoinMode) -> Result<Vec<
     let reaches = if is_large { &COALESCE_REACHES[..LARGE_PROGRAM_REACHES] } else { COALESCE_REACHES };
     for &reach in reaches {
         let config = CoalesceConfig { joining, reach, kept: kept.clone() };
-        let sets = search.pipeline.joinable(&search.programs, best.for_small_sizes, &config)?;
+        let sets = search.pipeline.joinable(search.programs, best.for_small_sizes, &config)?;
         let mut choice = best.clone();
         match joining {
             JoinMode::Packed => choice.packed = sets,
@@ -202,7 +219,7 @@ fn join_collectives(search: &BucketSearch<'_>, joining: JoinMode) -> Result<Vec<
     Ok(choices)
 }
 
-fn separate_collectives(search: &BucketSearch<'_>) -> Result<Vec<ProposedChoice>> {
+fn separate_collectives(search: &SearchState<'_>) -> Result<Vec<ProposedChoice>> {
     let best = &search.best.choice;
     let apart = Choice { packed: Vec::new(), together: Vec::new(), ..best.clone() };
     let default = Choice { conditions: LowerConditions::default(), ..apart.clone() };
@@ -282,7 +299,7 @@ fn other_forms(decision: &Decision) -> Vec<CollectiveForm> {
 }
 
 /// The best choice with another form for these collectives.
-fn with_form(search: &BucketSearch<'_>, decisions: &[usize], form: CollectiveForm) -> ProposedChoice {
+fn with_form(search: &SearchState<'_>, decisions: &[usize], form: CollectiveForm) -> ProposedChoice {
     let mut choice = search.best.choice.clone();
     let mut collectives = Vec::with_capacity(decisions.len());
     for &d in decisions {
@@ -297,7 +314,7 @@ fn with_form(search: &BucketSearch<'_>, decisions: &[usize], form: CollectiveFor
     ProposedChoice { choice, change: format!("{rewritten}{}", variants.join(" and ")), collectives }
 }
 
-fn change_equal_collectives(search: &BucketSearch<'_>) -> Result<Vec<ProposedChoice>> {
+fn change_equal_collectives(search: &SearchState<'_>) -> Result<Vec<ProposedChoice>> {
     let decisions = &search.best.bucket.decisions;
     let mut choices = Vec::new();
     for group in equal_collectives(&search.best.bucket) {
@@ -310,7 +327,7 @@ fn change_equal_collectives(search: &BucketSearch<'_>) -> Result<Vec<ProposedCho
 /// The most collectives of a group of equal ones that are changed alone.
 const MAX_CHANGED_ALONE: usize = 8;
 
-fn change_single_collectives(search: &BucketSearch<'_>) -> Result<Vec<ProposedChoice>> {
+fn change_single_collectives(search: &SearchState<'_>) -> Result<Vec<ProposedChoice>> {
     let decisions = &search.best.bucket.decisions;
     let mut choices = Vec::new();
     for group in equal_collectives(&search.best.bucket).into_iter().filter(|group| group.len() > 1) {
@@ -332,23 +349,23 @@ fn change_single_collectives(search: &BucketSearch<'_>) -> Result<Vec<ProposedCh
 const EXACT_DESCENTS: u32 = 8;
 
 /// Choices that ask for ever less symmetric memory, with the collectives of the best choice joined and with none.
-fn need_less_symmetric_memory(search: &BucketSearch<'_>) -> Result<Vec<ProposedChoice>> {
+fn need_less_symmetric_memory(search: &SearchState<'_>) -> Result<Vec<ProposedChoice>> {
     let mut choices = Vec::new();
-    if search.limit().is_none() {
+    if search.limit.is_none() {
         return Ok(choices);
     }
     let best = &search.best.choice;
     let apart = Choice { for_small_sizes: best.for_small_sizes, ..Choice::default() };
     let joined = Choice { packed: best.packed.clone(), together: best.together.clone(), ..apart.clone() };
     for mut choice in if joined == apart { vec![apart] } else { vec![joined, apart] } {
-        let mut requested = largest_symmetric_request(&search.pipeline.lower(&search.programs, &choice)?);
+        let mut requested = largest_symmetric_request(&search.pipeline.lower(search.programs, &choice)?);
         let mut descents = 0;
         choices.push(ProposedChoice::of_all(choice.clone(), "any request"));
         while requested > 0 {
             let limit = if descents < EXACT_DESCENTS { requested - 1 } else { requested / 2 };
             choice.conditions.change_all(|conditions| conditions.max_symmetric_bytes = limit);
             requested =
-                largest_symmetric_request(&search.pipeline.lower(&search.programs, &choice)?).min(limit);
+                largest_symmetric_request(&search.pipeline.lower(search.programs, &choice)?).min(limit);
             descents += 1;
             choices
                 .push(ProposedChoice::of_all(choice.clone(), format!("at most {limit} bytes a collective")));

@@ -12,7 +12,7 @@
 
 use std::collections::HashSet;
 
-use symmc_ir::{CollectiveVariant, Graph};
+use symmc_ir::Graph;
 use symmc_plan::PAGE;
 use symmc_planner::{
     BucketInput, OrderStrategy, PlanConfig, PlanError, Planner, PlanningEffort, ProgramSchedules,
@@ -22,7 +22,7 @@ use crate::attempt::{Attempt, communication_us};
 use crate::divide::{BucketRequest, SymbolRanges};
 use crate::error::{DriverError, Result};
 use crate::pipeline::{BucketPrograms, Choice, Pipeline};
-use crate::proposals::{OBSERVED_SCHEDULE, PROPOSALS, Proposal, ProposedChoice};
+use crate::proposals::{OBSERVED_SCHEDULE, PROPOSALS, Proposal, ProposedChoice, SearchState};
 
 /// The most rounds of all proposals.
 const MAX_ROUNDS: usize = 3;
@@ -69,13 +69,13 @@ pub struct TriedProposal {
     pub before: f64,
 }
 
-pub struct BucketSearch<'a> {
-    pub pipeline: &'a Pipeline<'a>,
-    pub programs: BucketPrograms<'a>,
+struct BucketSearch<'a> {
+    pipeline: &'a Pipeline<'a>,
+    programs: BucketPrograms<'a>,
     config: PlanConfig,
     /// The options of plans of which only the estimate is compared.
     sketch_config: PlanConfig,
-    pub best: Attempt,
+    best: Attempt,
     /// The cost of a sketch of the best attempt.
     best_sketch_cost: f64,
     /// If there is a limit: the best attempt that fits, and what is needed if none does.
@@ -158,13 +158,13 @@ fn plan_free(
 }
 
 impl BucketSearch<'_> {
-    pub fn limit(&self) -> Option<u64> {
-        self.within_limit.as_ref().map(|within| within.limit)
-    }
-
-    /// Whether the options allow a variant.
-    pub fn is_allowed(&self, variant: CollectiveVariant) -> bool {
-        self.pipeline.options.variants.as_ref().is_none_or(|variants| variants.contains(&variant))
+    fn state(&self) -> SearchState<'_> {
+        SearchState {
+            pipeline: self.pipeline,
+            programs: &self.programs,
+            best: &self.best,
+            limit: self.within_limit.as_ref().map(|within| within.limit),
+        }
     }
 
     fn run(&mut self) -> Result<()> {
@@ -175,7 +175,7 @@ impl BucketSearch<'_> {
                 if self.is_exhausted() {
                     return Ok(());
                 }
-                for proposed in (proposal.choices)(self)? {
+                for proposed in (proposal.choices)(&self.state())? {
                     if self.is_exhausted() {
                         return Ok(());
                     }

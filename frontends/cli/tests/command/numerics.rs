@@ -129,11 +129,11 @@ fn only_narrow_f16_allows_sums_to_overflow() {
     let dir = tempfile::tempdir().expect("a folder");
     let text = r#"program "p" ranks 4
 group @all world
-arg %x: f16[262144]
-%z: f16[262144] = mul %x, 0.0
-%g: f16[262144] = add %z, 30000.0
-%f: f32[262144] = cast %g
-%s: f32[262144] = all_reduce %f op=sum group=@all
+arg %x: f16[1048576]
+%z: f16[1048576] = mul %x, 0.0
+%g: f16[1048576] = add %z, 30000.0
+%f: f32[1048576] = cast %g
+%s: f32[1048576] = all_reduce %f op=sum group=@all
 return %s
 "#;
     let program = write(&dir, "overflow.symm", text);
@@ -145,7 +145,7 @@ return %s
     assert!(run("reassociate,narrow").contains("output 0: equal\n"));
     let text = run("narrow-f16");
     assert!(
-        text.contains("262144 of 262144 elements infinite or NaN, which the numerics class allows"),
+        text.contains("1048576 of 1048576 elements infinite or NaN, which the numerics class allows"),
         "{text}"
     );
 }
