@@ -293,7 +293,8 @@ impl ProgramSchedules<'_> {
         buckets.into_iter().collect()
     }
 
-    fn write(&self, buckets: Vec<Bucket>) -> Result<Plan> {
+    /// Writes the plan of placed buckets.
+    pub fn write(&self, buckets: Vec<Bucket>) -> Result<Plan> {
         let Planner { source, ranks, nodes, fixed, config, .. } = self.planner;
         let programs = self.programs.iter().map(|p| &p.prepared.graph);
         let mut texts = parallel::map([*source].into_iter().chain(programs).collect(), *nodes, text::print);

@@ -36,10 +36,10 @@ pub fn explain(plan: &CheckedPlan, value: &str, tried: &[Vec<TriedProposal>]) ->
             writeln!(out, "{}:", bucket.describe_range())?;
         }
         out.push_str(&explain_value(plan, bucket, &planned, id)?);
-        out.push_str(&search_text(
-            &name_of_collective(bucket, name),
-            tried.get(b).map_or(&[], Vec::as_slice),
-        ));
+        let decision = bucket.decisions.iter().find(|d| concerns(d, name));
+        if let (Some(decision), Some(tried)) = (decision, tried.get(b)) {
+            out.push_str(&search_text(&decision.collective, tried));
+        }
     }
     let is_replaced = plan.replacements.iter().any(|r| r.collective == name);
     if bucket_count == 0 && !is_replaced {
@@ -134,22 +134,18 @@ fn placement_text(plan: &Plan, bucket: &Bucket, place: &ValuePlacement) -> Strin
     out
 }
 
-/// The collective of the source that a node runs; none if it runs no collective.
-fn name_of_collective(bucket: &Bucket, node: &str) -> Option<String> {
-    let decision =
-        bucket.decisions.iter().find(|d| d.collective == node || d.nodes.iter().any(|n| n == node));
-    decision.map(|decision| decision.collective.clone())
-}
-
 /// The most tried choices that are listed.
 const MAX_LISTED_CHOICES: usize = 12;
 
 /// Lines on the whole plans that the search tried for a collective, cheapest first: those that change all collectives, and
 /// those that change this one.
-fn search_text(collective: &Option<String>, tried: &[TriedProposal]) -> String {
-    let Some(collective) = collective.as_ref().filter(|_| !tried.is_empty()) else { return String::new() };
+fn search_text(collective: &str, tried: &[TriedProposal]) -> String {
+    if tried.is_empty() {
+        return String::new();
+    }
     let last = tried.iter().map(|t| t.cost.min(t.before)).fold(f64::INFINITY, f64::min);
-    let concerns = |t: &&TriedProposal| t.collectives.is_empty() || t.collectives.contains(collective);
+    let concerns =
+        |t: &&TriedProposal| t.collectives.is_empty() || t.collectives.iter().any(|name| name == collective);
     let mut choices: Vec<&TriedProposal> = tried.iter().filter(concerns).collect();
     choices.sort_by(|a, b| a.cost.total_cmp(&b.cost));
     let mut out = String::new();

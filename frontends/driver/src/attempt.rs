@@ -9,6 +9,7 @@ use symmc_plan::{Bucket, BucketEstimate, ExitBarrier, ParsedProgram, ResolveErro
 use symmc_planner::{BucketInput, PlacedPrograms};
 
 use crate::error::{DriverError, Result};
+use crate::options::CompileOptions;
 use crate::pipeline::Choice;
 
 /// A planned bucket. Its offsets are not the tightest ones, because that search takes most of the time of some plans.
@@ -26,25 +27,23 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// Estimates a placed bucket. `fixed_bytes` are those of landing zones and bound inputs, which serve all buckets;
-    /// `memory_price` is in microseconds per MiB.
+    /// Estimates a placed bucket. `fixed_bytes` are those of landing zones and bound inputs, which serve all buckets.
     pub fn new(
         choice: Choice,
         input: BucketInput,
         placed: PlacedPrograms,
         fixed_bytes: u64,
-        profile: &MachineProfile,
-        memory_price: f64,
+        options: &CompileOptions,
     ) -> Result<Attempt> {
         let symmetric_bytes = placed.symmetric_bytes();
         let PlacedPrograms { mut buckets, mut programs } = placed;
         let (Some(bucket), Some(program)) = (buckets.pop(), programs.pop()) else {
             return Err(DriverError::defect("the planner placed no bucket"));
         };
-        let estimate = program.estimate(&bucket, profile).map_err(DriverError::defect)?;
+        let estimate = program.estimate(&bucket, &options.profile).map_err(DriverError::defect)?;
         let symmetric = bucket.totals.symmetric_peak.saturating_sub(fixed_bytes);
         let bytes = bucket.totals.ordinary_peak.saturating_add(symmetric);
-        let cost = estimate.total_us + memory_price * bytes as f64 / f64::from(1 << 20);
+        let cost = estimate.total_us + options.memory_price * bytes as f64 / f64::from(1 << 20);
         Ok(Attempt { choice, input, bucket, program, estimate, cost, symmetric_bytes })
     }
 

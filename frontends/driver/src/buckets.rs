@@ -11,16 +11,17 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_ir::SymbolId;
+use symmc_ir::machine::MachineProfile;
 use symmc_passes::SolutionCache;
 use symmc_plan::Plan;
-use symmc_planner::{BucketInput, Planner};
+use symmc_planner::{BucketInput, PlacedPrograms, Planner};
 use symmc_support::parallel;
 
 use crate::divide::{self, BucketRequest, SizeGrid, SymbolRanges};
 use crate::error::{DriverError, Result};
 use crate::pipeline::Pipeline;
 use crate::ranges::MAX_UNASKED;
-use crate::search::{SearchedBucket, schedules_within, search_bucket};
+use crate::search::{FittedSchedules, SearchedBucket, schedules_within, search_bucket};
 
 /// The ratio between the time of a bucket and that of a plan for a single size above which the bucket is
 /// cut.
@@ -82,27 +83,33 @@ fn plan_buckets(pipeline: &Pipeline<'_>, searched: &SearchedBuckets) -> Result<P
     let planner = Planner::new(pipeline.source, &inputs, &config)?;
     let Some(limit) = pipeline.options.symm_limit else { return Ok(planner.plan()?) };
     let mut least = u64::MAX;
-    let mut fastest: Option<(f64, Plan)> = None;
-    for schedules in schedules_within(&planner, pipeline.options.order, limit)? {
-        match schedules {
-            Ok(schedules) => {
-                let placed = schedules.place()?;
-                let mut us = 0.0;
-                for bucket in &placed.buckets {
-                    let program = placed.programs.get(bucket.program);
-                    let program = program.ok_or_else(|| DriverError::defect("a bucket names no program"))?;
-                    let estimate = program.estimate(bucket, &pipeline.options.profile);
-                    us += estimate.map_err(DriverError::defect)?.total_us;
-                }
+    let mut fastest: Option<(f64, FittedSchedules<'_>)> = None;
+    for fitted in schedules_within(&planner, pipeline.options.order, limit)? {
+        match fitted {
+            Ok(fitted) => {
+                let us = estimate_us(&fitted.placed, &pipeline.options.profile)?;
                 if fastest.as_ref().is_none_or(|(fastest_us, _)| us < *fastest_us) {
-                    fastest = Some((us, schedules.plan()?));
+                    fastest = Some((us, fitted));
                 }
             }
             Err(needed) => least = least.min(needed),
         }
     }
-    let fixed = planner.fixed_bytes();
-    fastest.map(|(_, plan)| plan).ok_or(DriverError::SymmLimit { limit, least, fixed })
+    match fastest {
+        Some((_, FittedSchedules { schedules, placed })) => Ok(schedules.write(placed.buckets)?),
+        None => Err(DriverError::SymmLimit { limit, least, fixed: planner.fixed_bytes() }),
+    }
+}
+
+/// The estimated microseconds of a run of all buckets.
+fn estimate_us(placed: &PlacedPrograms, profile: &MachineProfile) -> Result<f64> {
+    let mut us = 0.0;
+    for bucket in &placed.buckets {
+        let program = placed.programs.get(bucket.program);
+        let program = program.ok_or_else(|| DriverError::defect("a bucket names no program"))?;
+        us += program.estimate(bucket, profile).map_err(DriverError::defect)?.total_us;
+    }
+    Ok(us)
 }
 
 struct Refinement<'a> {
@@ -146,7 +153,7 @@ impl<'a> Refinement<'a> {
     /// Compares no sizes if the program is large. If variants do not depend on the schedule, a form differs from
     /// the division's choice only in its order, so that even medium programs are not worth it.
     fn compare_if_small(&mut self, searched: &SearchedBuckets) {
-        let by_schedule = searched.iter().any(|(_, bucket)| bucket.by_schedule);
+        let by_schedule = searched.iter().any(|(_, bucket)| !bucket.tried.is_empty());
         let most = if by_schedule { MAX_COMPARED_NODES } else { MAX_UNSCHEDULED_NODES };
         if self.pipeline.canonical.nodes.len() > most {
             self.symbols.clear();

@@ -140,8 +140,8 @@ impl<'a> Pipeline<'a> {
     }
 }
 
-/// The bytes of which slack is a fraction for programs that need less. The memory of small programs does not limit what
-/// overlap is worth; the price of memory does.
+/// The bytes of which `slack` is a fraction, for programs whose leanest order takes less. Small programs are not short of
+/// memory; the price of memory says what overlap is worth.
 const SLACK_BASE_BYTES: u64 = 256 << 20;
 
 /// The options of the first lowering of a bucket.

@@ -15,7 +15,7 @@ use crate::attempt::Attempt;
 use crate::error::Result;
 use crate::pipeline::{BucketPrograms, Choice, Pipeline};
 
-/// What a proposal knows of the search.
+/// The state of a search that proposals read.
 pub struct SearchState<'a> {
     pub pipeline: &'a Pipeline<'a>,
     pub programs: &'a BucketPrograms<'a>,
@@ -35,7 +35,7 @@ impl SearchState<'_> {
 pub struct Proposal {
     /// The name in the log and in reports.
     pub name: &'static str,
-    /// What is changed, and why that may be faster, for readers.
+    /// An explanation: the change, and why it may be faster.
     pub reason: &'static str,
     /// Whether variants are chosen again with the schedule of a choice before it is dropped.
     pub changes_schedule: bool,
@@ -127,8 +127,13 @@ pub static OBSERVED_SCHEDULE: Proposal = Proposal {
     name: "observed_schedule",
     reason: "variants chosen again with the overlap and the exit barriers of the schedule",
     changes_schedule: false,
-    choices: |_| Ok(Vec::new()),
+    choices: observe_schedule,
 };
+
+fn observe_schedule(search: &SearchState<'_>) -> Result<Vec<ProposedChoice>> {
+    let choice = Choice { conditions: search.best.observed_conditions()?, ..search.best.choice.clone() };
+    Ok(vec![ProposedChoice::of_all(choice, "with the schedule of the best attempt")])
+}
 
 fn use_small_sizes(search: &SearchState<'_>) -> Result<Vec<ProposedChoice>> {
     if search.pipeline.for_small_sizes.is_none() {
@@ -144,17 +149,18 @@ fn assume_other_overlap(search: &SearchState<'_>) -> Result<Vec<ProposedChoice>>
     if search.best.estimate.communication.iter().all(|c| c.overlapped_us == 0.0) {
         return Ok(Vec::new());
     }
-    // Forms that were chosen for single collectives are open again.
+    let observed = search.best.observed_conditions()?;
     let mut choices = Vec::new();
     for (hidden_eighths, change) in
         [(None, "as scheduled"), (Some(8), "all hidden"), (Some(4), "half hidden")]
     {
-        let mut choice = search.best.choice.clone();
-        choice.conditions = search.best.observed_conditions()?;
-        choice.conditions.change_all(|conditions| {
+        let mut conditions = observed.clone();
+        // Forms that were chosen for single collectives are open again.
+        conditions.change_all(|conditions| {
             let hidden_eighths = hidden_eighths.unwrap_or(conditions.hidden_eighths);
             *conditions = CollectiveConditions { hidden_eighths, ..CollectiveConditions::default() };
         });
+        let choice = Choice { conditions, ..search.best.choice.clone() };
         choices.push(ProposedChoice::of_all(choice, change));
     }
     Ok(choices)
@@ -210,9 +216,10 @@ fn join_collectives(search: &SearchState<'_>, joining: JoinMode) -> Result<Vec<P
         return Ok(choices);
     }
     // A set can pay with other variants than those of single collectives.
+    let by_variant = use_one_variant(search)?;
     for joined in choices.clone() {
-        for ProposedChoice { choice, change: variant, .. } in use_one_variant(search)? {
-            let choice = Choice { conditions: choice.conditions, ..joined.choice.clone() };
+        for ProposedChoice { choice, change: variant, .. } in &by_variant {
+            let choice = Choice { conditions: choice.conditions.clone(), ..joined.choice.clone() };
             choices.push(ProposedChoice::of_all(choice, format!("{}, by {variant}", joined.change)));
         }
     }
@@ -252,7 +259,8 @@ fn rewritten_collectives(bucket: &Bucket) -> BTreeSet<String> {
     decisions.map(|d| d.collective.clone()).collect()
 }
 
-/// Collectives with equal alternatives of which the same one is chosen, by the numbers of their decisions.
+/// Groups of collectives that have the same alternatives, the same chosen one and the same bytes. Each group lists
+/// indices of decisions of the bucket.
 fn equal_collectives(bucket: &Bucket) -> Vec<Vec<usize>> {
     let mut groups: BTreeMap<(&str, u64, Vec<&str>), Vec<usize>> = BTreeMap::new();
     for (d, decision) in bucket.decisions.iter().enumerate().filter(|(_, d)| !d.nodes.is_empty()) {
@@ -268,9 +276,9 @@ fn equal_collectives(bucket: &Bucket) -> Vec<Vec<usize>> {
 const MAX_ALTERNATIVES: usize = 12;
 
 /// A form of a collective: the variants that may run it, and whether it may be rewritten.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct CollectiveForm {
-    variants: BTreeSet<CollectiveVariant>,
+    variants: VariantSet,
     rewriting: bool,
 }
 
@@ -280,12 +288,11 @@ fn other_forms(decision: &Decision) -> Vec<CollectiveForm> {
     let mut forms: Vec<CollectiveForm> = Vec::new();
     for alternative in &decision.alternatives {
         let parts = alternative.name.split(" + ").map(|part| part.rsplit_once('.').map_or(part, |(_, v)| v));
-        let Some(variants) = parts.map(CollectiveVariant::from_name).collect::<Option<BTreeSet<_>>>() else {
+        let Some(variants) = parts.map(CollectiveVariant::from_name).collect::<Option<VariantSet>>() else {
             continue;
         };
         let rewriting = alternative.name.contains('.');
-        let parts = variants.iter().map(|&part| BTreeSet::from([part])).filter(|_| rewriting);
-        let parts: Vec<BTreeSet<CollectiveVariant>> = parts.collect();
+        let parts = variants.iter().map(|part| VariantSet::from_iter([part])).filter(|_| rewriting);
         let whole = (alternative.name != decision.chosen).then_some(variants);
         for variants in whole.into_iter().chain(parts) {
             let form = CollectiveForm { variants, rewriting };
@@ -305,7 +312,7 @@ fn with_form(search: &SearchState<'_>, decisions: &[usize], form: CollectiveForm
     for &d in decisions {
         let name = &search.best.bucket.decisions[d].collective;
         let own = choice.conditions.entry(name);
-        own.variants = form.variants.iter().copied().collect();
+        own.variants = form.variants;
         own.rewriting = form.rewriting;
         collectives.push(name.clone());
     }

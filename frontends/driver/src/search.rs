@@ -3,7 +3,7 @@
 //! The first attempt chooses the variant of each collective alone. Each proposal then makes choices from the best
 //! attempt so far. A choice is lowered and planned, and its cost is the estimate of the whole plan: time, and memory at
 //! a price. The cheapest attempt stays. Rounds of all proposals end when one of them finds nothing better, or when
-//! [`MAX_ATTEMPTS`] and [`MAX_PLANNED_NODES`] are reached.
+//! [`MAX_ATTEMPTS`] or [`MAX_LOWERED_NODES`] is reached.
 //!
 //! A limit of symmetric memory is a constraint of the same loop. The search then also keeps the fastest attempt that
 //! fits. Each attempt is scheduled in the requested order and in the leanest order, for the same and for an unknown next
@@ -11,11 +11,13 @@
 //! those which cannot beat the best one that fits are left out, so that a smaller limit gives no faster plan.
 
 use std::collections::HashSet;
+use std::slice;
 
 use symmc_ir::Graph;
 use symmc_plan::PAGE;
 use symmc_planner::{
-    BucketInput, OrderStrategy, PlanConfig, PlanError, Planner, PlanningEffort, ProgramSchedules,
+    BucketInput, OrderStrategy, PlacedPrograms, PlanConfig, PlanError, Planner, PlanningEffort,
+    ProgramSchedules,
 };
 
 use crate::attempt::{Attempt, communication_us};
@@ -30,8 +32,8 @@ const MAX_ROUNDS: usize = 3;
 /// The most attempts that are planned for one bucket.
 const MAX_ATTEMPTS: usize = 240;
 
-/// The most nodes that are planned for one bucket: nodes of the program times attempts.
-const MAX_PLANNED_NODES: usize = 24_000;
+/// The most nodes of all different programs that are lowered for one bucket.
+const MAX_LOWERED_NODES: usize = 24_000;
 
 /// The most times that variants are chosen again with the schedule of the attempt before.
 const MAX_OBSERVED_ROUNDS: usize = 2;
@@ -49,8 +51,7 @@ const MIN_SAVED_US: f64 = 1e-3;
 #[derive(Clone)]
 pub struct SearchedBucket {
     pub best: Attempt,
-    /// Whether other choices than the first were planned.
-    pub by_schedule: bool,
+    /// The choices that were planned after the first one.
     pub tried: Vec<TriedProposal>,
 }
 
@@ -73,20 +74,20 @@ struct BucketSearch<'a> {
     pipeline: &'a Pipeline<'a>,
     programs: BucketPrograms<'a>,
     config: PlanConfig,
-    /// The options of plans of which only the estimate is compared.
+    /// The planner's options for sketches.
     sketch_config: PlanConfig,
     best: Attempt,
     /// The cost of a sketch of the best attempt.
     best_sketch_cost: f64,
-    /// If there is a limit: the best attempt that fits, and what is needed if none does.
+    /// The search for a plan within the limit of symmetric memory, if there is a limit.
     within_limit: Option<WithinLimit>,
     known_choices: HashSet<Choice>,
     known_graphs: Vec<Graph>,
-    planned_nodes: usize,
+    lowered_nodes: usize,
     tried: Vec<TriedProposal>,
 }
 
-/// What became of a choice.
+/// The result of planning a choice.
 enum Considered {
     /// It is the best attempt now.
     Better,
@@ -118,7 +119,6 @@ pub fn search_bucket(
     let has_collectives = input.graph.nodes.values().any(|node| node.op.as_collective().is_some());
     let known_graphs = vec![input.graph.clone()];
     let sketch_config = PlanConfig { effort: PlanningEffort::Sketch, ..config.clone() };
-    let best_sketch_cost = plan_free(pipeline, &sketch_config, choice.clone(), input.clone())?.cost;
     let best = plan_free(pipeline, &config, choice.clone(), input)?;
     let mut search = BucketSearch {
         pipeline,
@@ -126,11 +126,11 @@ pub fn search_bucket(
         config,
         sketch_config,
         best,
-        best_sketch_cost,
+        best_sketch_cost: f64::INFINITY,
         within_limit: symm_limit.map(|limit| WithinLimit { limit, best: None, least: (u64::MAX, 0) }),
         known_choices: HashSet::from([choice]),
         known_graphs,
-        planned_nodes: 0,
+        lowered_nodes: 0,
         tried: Vec::new(),
     };
     search.fit(&search.best.clone())?;
@@ -147,14 +147,11 @@ fn plan_free(
     choice: Choice,
     input: BucketInput,
 ) -> Result<Attempt> {
-    let inputs = [input];
     let (placed, fixed_bytes) = {
-        let planner = Planner::new(pipeline.source, &inputs, config)?;
+        let planner = Planner::new(pipeline.source, slice::from_ref(&input), config)?;
         (planner.place()?, planner.fixed_bytes())
     };
-    let [input] = inputs;
-    let options = pipeline.options;
-    Attempt::new(choice, input, placed, fixed_bytes, &options.profile, options.memory_price)
+    Attempt::new(choice, input, placed, fixed_bytes, pipeline.options)
 }
 
 impl BucketSearch<'_> {
@@ -168,6 +165,8 @@ impl BucketSearch<'_> {
     }
 
     fn run(&mut self) -> Result<()> {
+        let Attempt { choice, input, .. } = self.best.clone();
+        self.best_sketch_cost = plan_free(self.pipeline, &self.sketch_config, choice, input)?.cost;
         self.follow_schedule()?;
         for _ in 0..MAX_ROUNDS {
             let before = self.best.cost;
@@ -192,11 +191,12 @@ impl BucketSearch<'_> {
     }
 
     fn is_exhausted(&self) -> bool {
-        self.tried.len() >= MAX_ATTEMPTS || self.planned_nodes >= MAX_PLANNED_NODES
+        self.tried.len() >= MAX_ATTEMPTS || self.lowered_nodes >= MAX_LOWERED_NODES
     }
 
-    /// Considers a choice of a proposal, and the same with the overlap and the exit barriers of its own schedule, if the
-    /// proposal changes these. Returns whether one of them is the best attempt now.
+    /// Plans a choice of a proposal. If it costs little more than the best attempt, and the proposal changes schedules,
+    /// plans it again with the overlap and the exit barriers of its own schedule. Returns whether one of both plans is
+    /// the best attempt now.
     fn try_proposal(&mut self, proposal: &'static Proposal, proposed: ProposedChoice) -> Result<bool> {
         match self.consider(proposal, proposed.clone())? {
             Considered::Better => Ok(true),
@@ -213,12 +213,10 @@ impl BucketSearch<'_> {
     /// Chooses variants again with the overlap and the exit barriers of the best attempt.
     fn follow_schedule(&mut self) -> Result<()> {
         for _ in 0..MAX_OBSERVED_ROUNDS {
-            let conditions = self.best.observed_conditions()?;
-            let choice = Choice { conditions, ..self.best.choice.clone() };
-            let change = "with the schedule of the best attempt".to_string();
-            let proposed = ProposedChoice { choice, change, collectives: Vec::new() };
-            if !matches!(self.consider(&OBSERVED_SCHEDULE, proposed)?, Considered::Better) {
-                break;
+            for proposed in (OBSERVED_SCHEDULE.choices)(&self.state())? {
+                if !matches!(self.consider(&OBSERVED_SCHEDULE, proposed)?, Considered::Better) {
+                    return Ok(());
+                }
             }
         }
         Ok(())
@@ -236,7 +234,7 @@ impl BucketSearch<'_> {
             return Ok(Considered::Worse);
         }
         self.known_graphs.push(input.graph.clone());
-        self.planned_nodes += input.graph.nodes.len();
+        self.lowered_nodes += input.graph.nodes.len();
         let least_us = communication_us(&input.graph, &self.pipeline.options.profile);
         let may_fit_faster =
             |within: &WithinLimit| within.best.as_ref().is_none_or(|best| least_us < best.estimate.total_us);
@@ -292,25 +290,16 @@ impl BucketSearch<'_> {
             within.take_if_faster(attempt.clone());
             return Ok(());
         }
-        let inputs = [attempt.input.clone()];
-        let planner = Planner::new(self.pipeline.source, &inputs, &self.config)?;
-        let options = self.pipeline.options;
-        for schedules in schedules_within(&planner, options.order, within.limit)? {
-            let schedules = match schedules {
-                Ok(schedules) => schedules,
-                Err(needed) => {
-                    within.least = within.least.min((needed, planner.fixed_bytes()));
-                    continue;
+        let planner = Planner::new(self.pipeline.source, slice::from_ref(&attempt.input), &self.config)?;
+        let (options, fixed) = (self.pipeline.options, planner.fixed_bytes());
+        for fitted in schedules_within(&planner, options.order, within.limit)? {
+            match fitted {
+                Ok(FittedSchedules { placed, .. }) => {
+                    let (choice, input) = (attempt.choice.clone(), attempt.input.clone());
+                    within.take_if_faster(Attempt::new(choice, input, placed, fixed, options)?);
                 }
-            };
-            within.take_if_faster(Attempt::new(
-                attempt.choice.clone(),
-                attempt.input.clone(),
-                schedules.place()?,
-                planner.fixed_bytes(),
-                &options.profile,
-                options.memory_price,
-            )?);
+                Err(needed) => within.least = within.least.min((needed, fixed)),
+            }
         }
         Ok(())
     }
@@ -324,7 +313,7 @@ impl BucketSearch<'_> {
                 return Err(DriverError::SymmLimit { limit, least, fixed });
             }
         };
-        Ok(SearchedBucket { best, by_schedule: !tried.is_empty(), tried })
+        Ok(SearchedBucket { best, tried })
     }
 }
 
@@ -337,21 +326,27 @@ impl WithinLimit {
     }
 }
 
-/// The schedules of a program within a limit of symmetric memory, one for each order and next run: in the requested order
+/// Schedules whose symmetric arena is within a limit.
+pub struct FittedSchedules<'p> {
+    pub schedules: ProgramSchedules<'p>,
+    pub placed: PlacedPrograms,
+}
+
+/// The schedules of programs within a limit of symmetric memory, one for each order and next run: in the requested order
 /// and in the leanest one, with exit barriers kept until the arena fits. If it never fits, the bytes that it needs.
 pub fn schedules_within<'p>(
     planner: &'p Planner<'p>,
     order: OrderStrategy,
     limit: u64,
-) -> Result<Vec<Result<ProgramSchedules<'p>, u64>>, PlanError> {
+) -> Result<Vec<Result<FittedSchedules<'p>, u64>>, PlanError> {
     let lean = (order == OrderStrategy::Chosen).then_some(OrderStrategy::Lean);
     let mut all = Vec::new();
     for order in [Some(order), lean].into_iter().flatten() {
         for &next_run in planner.next_runs() {
             let mut schedules = planner.schedule(order, next_run)?;
             let relies_on_next_run = schedules.rely_on_next_run();
-            let fits = keep_barriers_to_fit(&mut schedules, limit / PAGE * PAGE)?;
-            all.push(if fits { Ok(schedules) } else { Err(schedules.place()?.symmetric_bytes()) });
+            let placed = keep_barriers_to_fit(&mut schedules, limit / PAGE * PAGE)?;
+            all.push(placed.map(|placed| FittedSchedules { schedules, placed }));
             if !relies_on_next_run {
                 break;
             }
@@ -360,15 +355,22 @@ pub fn schedules_within<'p>(
     Ok(all)
 }
 
-/// Keeps exit barriers until the symmetric arena takes at most `limit` bytes; returns whether it does.
-fn keep_barriers_to_fit(schedules: &mut ProgramSchedules<'_>, limit: u64) -> Result<bool, PlanError> {
+/// Keeps exit barriers until the symmetric arena takes at most `limit` bytes. If it never does, returns the bytes that it
+/// needs.
+fn keep_barriers_to_fit(
+    schedules: &mut ProgramSchedules<'_>,
+    limit: u64,
+) -> Result<Result<PlacedPrograms, u64>, PlanError> {
     loop {
         // A lower bound is known before blocks have offsets.
-        if schedules.symmetric_bound()? <= limit && schedules.place()?.symmetric_bytes() <= limit {
-            return Ok(true);
+        if schedules.symmetric_bound()? <= limit {
+            let placed = schedules.place()?;
+            if placed.symmetric_bytes() <= limit {
+                return Ok(Ok(placed));
+            }
         }
         if !schedules.keep_barriers()? {
-            return Ok(false);
+            return Ok(Err(schedules.place()?.symmetric_bytes()));
         }
     }
 }

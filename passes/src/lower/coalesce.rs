@@ -25,11 +25,12 @@ use symmc_ir::{
     Collective, CollectiveKind, CollectiveVariant, DType, Dim, EntityMap, Graph, InputId, Node, NodeId, Op,
     TensorType, ValueId,
 };
-use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
+use symmc_plan::{AppliedRule, Decision};
 
 use super::computation;
 use super::conditions::{CollectiveConditions, LowerConditions};
-use super::context::{LowerContext, round_us};
+use super::context::LowerContext;
+use super::decisions::absorbed_decision;
 use super::joint_costs::{self, JointLossModel, JointLosses};
 
 /// Collectives that become one, in the order in which their operands become available.
@@ -70,8 +71,6 @@ pub struct CoalesceConfig {
 
 /// The name of the coalescing rule in decisions.
 pub const COALESCE_RULE: &str = "coalesce_collectives";
-/// The chosen alternative of a collective that another one replaces.
-const ABSORBED_ALTERNATIVE: &str = "absorbed";
 
 /// Gives each coalesced collective, which has the name in `names`, the conditions of its members.
 pub fn rename_in_conditions(
@@ -112,34 +111,18 @@ pub fn expand_decisions(
             let Some((collective, bytes)) = sized_collective(graph, context, &graph.nodes[id]) else {
                 continue;
             };
-            let plain = CollectiveVariant::Plain;
             let plain_us = context.estimate_us(
                 &collective.kind,
                 collective.group,
-                plain,
+                CollectiveVariant::Plain,
                 bytes.into(),
                 0.0,
                 CollectiveConditions::default(),
             );
-            let mut alternatives = vec![alternative_without_copies(ABSORBED_ALTERNATIVE, 0.0)];
-            if let Some(us) = plain_us {
-                alternatives.push(alternative_without_copies(plain.name(), us));
-            }
-            out.push(Decision {
-                collective: graph.node_name(id).to_string(),
-                nodes: Vec::new(),
-                chosen: ABSORBED_ALTERNATIVE.into(),
-                bytes,
-                alternatives,
-                rules: vec![rule.clone()],
-            });
+            out.push(absorbed_decision(graph.node_name(id), bytes, 0.0, plain_us, rule.clone()));
         }
     }
     out
-}
-
-fn alternative_without_copies(name: &str, us: f64) -> DecisionAlternative {
-    DecisionAlternative { name: name.into(), us: round_us(us), copy_us: 0.0, saved_us: 0.0 }
 }
 
 /// The properties that collectives must share to be coalesced, or to run as one step.

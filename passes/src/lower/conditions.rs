@@ -94,6 +94,11 @@ impl VariantSet {
     pub fn contains(self, variant: CollectiveVariant) -> bool {
         self.0 & (1 << variant as u32) != 0
     }
+
+    /// The variants of the set, in the order of [`CollectiveVariant::ALL`].
+    pub fn iter(self) -> impl Iterator<Item = CollectiveVariant> {
+        CollectiveVariant::ALL.iter().copied().filter(move |&variant| self.contains(variant))
+    }
 }
 
 impl FromIterator<CollectiveVariant> for VariantSet {

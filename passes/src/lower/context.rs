@@ -104,11 +104,10 @@ impl LowerContext {
         copy_us: f64,
         conditions: CollectiveConditions,
     ) -> Option<f64> {
-        let bytes = variant.symmetric_bytes(kind, sizes.whole, u64::from(self.ranks(group)));
-        if bytes > conditions.max_symmetric_bytes {
+        if !self.fits_symmetric_limit(kind, group, variant, sizes.whole, conditions) {
             return None;
         }
-        self.estimate_joint_us(&[(kind, sizes.moved)], group, variant, copy_us, conditions)
+        self.added_us(&[(kind, sizes.moved)], group, variant, copy_us, conditions)
     }
 
     /// The same estimate for collectives that run as one step, compared with plain ones one after another.
@@ -121,25 +120,49 @@ impl LowerContext {
         copy_us: f64,
         conditions: CollectiveConditions,
     ) -> Option<f64> {
+        let fits = collectives
+            .iter()
+            .all(|&(kind, bytes)| self.fits_symmetric_limit(kind, group, variant, bytes, conditions));
+        if !fits {
+            return None;
+        }
+        self.added_us(collectives, group, variant, copy_us, conditions)
+    }
+
+    /// Whether a collective may have the symmetric memory that this variant asks for.
+    fn fits_symmetric_limit(
+        &self,
+        kind: &CollectiveKind,
+        group: GroupId,
+        variant: CollectiveVariant,
+        bytes: u64,
+        conditions: CollectiveConditions,
+    ) -> bool {
+        let ranks = u64::from(self.ranks(group));
+        variant.symmetric_bytes(kind, bytes, ranks) <= conditions.max_symmetric_bytes
+    }
+
+    fn added_us(
+        &self,
+        collectives: &[(&CollectiveKind, u64)],
+        group: GroupId,
+        variant: CollectiveVariant,
+        copy_us: f64,
+        conditions: CollectiveConditions,
+    ) -> Option<f64> {
         let allowed = variant == CollectiveVariant::Plain
             || self.variants.as_ref().is_none_or(|v| v.contains(&variant));
         let &(first, _) = collectives.first()?;
         let contract = variant.contract(first).filter(|_| allowed)?;
         let n = self.ranks(group);
-        let fits = |&(kind, bytes): &(&CollectiveKind, u64)| {
-            variant.symmetric_bytes(kind, bytes, u64::from(n)) <= conditions.max_symmetric_bytes
-        };
-        if collectives.len() > 1 && !collectives.iter().all(fits) {
-            return None;
-        }
         let hidden = conditions.hidden_fraction();
-        let added_us = |collectives: &[(&CollectiveKind, u64)], variant, exit| {
+        let estimate = |collectives: &[(&CollectiveKind, u64)], variant, exit| {
             self.profile.estimate_added_us(collectives, variant, exit, n, hidden)
         };
-        let kept_us = added_us(collectives, variant, Some(true))?;
+        let kept_us = estimate(collectives, variant, Some(true))?;
         let mut plain_us = 0.0;
         for &collective in collectives {
-            plain_us += added_us(&[collective], CollectiveVariant::Plain, None)?;
+            plain_us += estimate(&[collective], CollectiveVariant::Plain, None)?;
         }
         let droppable = contract.exit_barrier == ExitBarrierPolicy::Droppable
             && !conditions.exit_kept
@@ -147,7 +170,7 @@ impl LowerContext {
         if !droppable {
             return Some(kept_us);
         }
-        added_us(collectives, variant, Some(false)).or(Some(kept_us))
+        estimate(collectives, variant, Some(false)).or(Some(kept_us))
     }
 }
 

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use egg::{Id, Language};
 use symmc_ir::Op;
+use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
 
+use super::context::round_us;
 use super::extract::{self, Cost, CostModel, Extraction};
 use super::imported_region::ImportedRegion;
 use super::language::{self, Lang, LangEGraph};
@@ -33,6 +35,34 @@ pub const ABSORBED_ALTERNATIVE: &str = "absorbed";
 pub const PLAIN_ALTERNATIVE: &str = "plain";
 /// The most nodes between a collective and the parts that replace it.
 const MAX_DEPTH: usize = 16;
+
+/// An alternative without copies and savings.
+pub fn alternative_without_copies(name: &str, us: f64) -> DecisionAlternative {
+    DecisionAlternative { name: name.into(), us: round_us(us), copy_us: 0.0, saved_us: 0.0 }
+}
+
+/// The decision about a collective that others replace. `us` is the time that they take for it, and `plain_us` its
+/// time by plain.
+pub fn absorbed_decision(
+    collective: &str,
+    bytes: u64,
+    us: f64,
+    plain_us: Option<f64>,
+    rule: AppliedRule,
+) -> Decision {
+    let plain = plain_us.map(|us| alternative_without_copies(PLAIN_ALTERNATIVE, us));
+    let mut alternatives = vec![alternative_without_copies(ABSORBED_ALTERNATIVE, us)];
+    alternatives.extend(plain);
+    alternatives.sort_by(|a, b| a.us.total_cmp(&b.us));
+    Decision {
+        collective: collective.into(),
+        nodes: Vec::new(),
+        chosen: ABSORBED_ALTERNATIVE.into(),
+        bytes,
+        alternatives,
+        rules: vec![rule],
+    }
+}
 
 /// Builds the decisions of one region.
 pub struct DecisionBuilder<'a> {

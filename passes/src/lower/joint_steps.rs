@@ -12,12 +12,13 @@ use symmc_ir::entity::Entity;
 use symmc_ir::{
     Collective, CollectiveVariant, Dispatch, DispatchForm, Graph, GraphOutput, GroupId, InputId, NodeId, Op,
 };
-use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
+use symmc_plan::{AppliedRule, Decision};
 
 use super::coalesce::{CollectiveSet, sized_collective};
 use super::coalesced_graph::{NodeOrSet, order_units};
 use super::conditions::{CollectiveConditions, LowerConditions};
 use super::context::{LowerContext, round_us};
+use super::decisions::alternative_without_copies;
 use super::joint_costs::{JointLossModel, JointLosses, best_joint_variant, sum_losses};
 use crate::rewrite::{copy_inputs, copy_node};
 
@@ -132,12 +133,7 @@ impl JointStep {
             let share = alone_us.map_or(0.0, |us| us / all_us);
             let us = round_us(self.us * share);
             decision.chosen.clone_from(&chosen);
-            decision.alternatives.push(DecisionAlternative {
-                name: chosen.clone(),
-                us,
-                copy_us: 0.0,
-                saved_us: 0.0,
-            });
+            decision.alternatives.push(alternative_without_copies(&chosen, us));
             decision.alternatives.sort_by(|a, b| a.us.total_cmp(&b.us));
             // A rule with a time describes how the collective would run alone.
             decision.rules.retain(|rule| rule.us.is_none());

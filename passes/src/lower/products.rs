@@ -13,18 +13,18 @@
 //! each bucket, before the e-graphs, which hold no products. A matrix is the same on all ranks if the program proves
 //! it ([`Replication`]), for example because it is gathered. Arguments and parameters may differ.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use symmc_ir::{
     Collective, CollectiveKind, CollectiveReduceOp, CollectiveVariant, DType, EntityMap, Graph, InputKind,
     Node, NodeId, NumericsClass, Op, OpCost, Replication, TensorType, ValueId, infer,
 };
-use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
+use symmc_plan::{AppliedRule, Decision};
 
 use super::computation::node_computation_us;
 use super::conditions::CollectiveConditions;
 use super::context::{LowerContext, round_us};
-use super::decisions::{ABSORBED_ALTERNATIVE, PLAIN_ALTERNATIVE};
+use super::decisions::absorbed_decision;
 use crate::rewrite::{UniqueNames, ValueMap, compact, copy_inputs, copy_node, copy_outputs};
 
 /// The names of the rules in plans.
@@ -62,19 +62,8 @@ impl MovedProduct {
         if self.collectives.contains(&self.replaced) {
             return;
         }
-        let alternative =
-            |name: &str, us| DecisionAlternative { name: name.into(), us, copy_us: 0.0, saved_us: 0.0 };
-        let mut alternatives =
-            vec![alternative(ABSORBED_ALTERNATIVE, self.us), alternative(PLAIN_ALTERNATIVE, self.plain_us)];
-        alternatives.sort_by(|a, b| a.us.total_cmp(&b.us));
-        decisions.push(Decision {
-            collective: self.replaced.clone(),
-            nodes: Vec::new(),
-            chosen: ABSORBED_ALTERNATIVE.into(),
-            bytes: self.bytes,
-            alternatives,
-            rules: vec![reason],
-        });
+        let plain_us = Some(self.plain_us);
+        decisions.push(absorbed_decision(&self.replaced, self.bytes, self.us, plain_us, reason));
     }
 }
 
@@ -101,7 +90,8 @@ pub fn move_products(graph: &Graph, context: &LowerContext) -> Option<(Graph, Ve
             graph: current,
             context,
             replication: Replication::of_graph(current),
-            readers: readers(current),
+            users: current.users(),
+            returned: current.outputs.iter().map(|output| output.value).collect(),
         };
         let moves = search.find_moves();
         if moves.is_empty() {
@@ -111,17 +101,6 @@ pub fn move_products(graph: &Graph, context: &LowerContext) -> Option<(Graph, Ve
         out = Some(apply_moves(current, &moves)?);
     }
     out.map(|graph| (graph, moved))
-}
-
-/// The nodes that read each value, once for each operand; an output counts as a reader without a node.
-fn readers(graph: &Graph) -> EntityMap<ValueId, Vec<Option<NodeId>>> {
-    let mut readers: EntityMap<ValueId, Vec<Option<NodeId>>> =
-        EntityMap::filled(Vec::new(), graph.values.len());
-    for (n, node) in graph.nodes.iter() {
-        node.inputs.iter().for_each(|&v| readers[v].push(Some(n)));
-    }
-    graph.outputs.iter().for_each(|output| readers[output.value].push(None));
-    readers
 }
 
 /// A product of a value that is communicated before or after it.
@@ -142,7 +121,8 @@ struct ProductSearch<'a> {
     graph: &'a Graph,
     context: &'a LowerContext,
     replication: EntityMap<ValueId, Replication>,
-    readers: EntityMap<ValueId, Vec<Option<NodeId>>>,
+    users: EntityMap<ValueId, Vec<NodeId>>,
+    returned: BTreeSet<ValueId>,
 }
 
 impl ProductSearch<'_> {
@@ -203,9 +183,11 @@ impl ProductSearch<'_> {
     fn move_forward(&self, n: NodeId) -> Option<ProductMove> {
         let (c, x) = self.crossed_collective(n)?;
         let result = *self.graph.nodes[n].outputs.first()?;
-        let readers = &self.readers[result];
-        let products: Vec<CommunicatedProduct> =
-            readers.iter().map(|reader| self.product_across((*reader)?, result, c)).collect::<Option<_>>()?;
+        if self.returned.contains(&result) {
+            return None;
+        }
+        let products = self.users[result].iter().map(|&reader| self.product_across(reader, result, c));
+        let products: Vec<CommunicatedProduct> = products.collect::<Option<_>>()?;
         let mut before = self.collective_us(c, self.graph.ty(x), self.graph.ty(result))?;
         let mut after = 0.0;
         for product in &products {
@@ -223,7 +205,8 @@ impl ProductSearch<'_> {
     /// Moves a product that only this collective reads after it.
     fn move_back(&self, n: NodeId) -> Option<ProductMove> {
         let (c, own) = self.crossed_collective(n)?;
-        let product = self.graph.defining_node(own).filter(|_| self.readers[own].len() == 1)?;
+        let is_read_once = self.users[own].len() == 1 && !self.returned.contains(&own);
+        let product = self.graph.defining_node(own).filter(|_| is_read_once)?;
         let node = &self.graph.nodes[product];
         let found = node.inputs.iter().find_map(|&x| self.product_across(product, x, c))?;
         let x = self.graph.ty(node.inputs[found.operand]);

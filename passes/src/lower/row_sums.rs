@@ -27,6 +27,7 @@ use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
 
 use super::conditions::CollectiveConditions;
 use super::context::{LowerContext, round_us};
+use super::decisions::alternative_without_copies;
 use super::region;
 use crate::error::PassError;
 use crate::rewrite::{UniqueNames, ValueMap, copy_inputs, copy_node, copy_outputs};
@@ -53,8 +54,7 @@ impl ReturnedSums {
 
     /// Makes the decision about the result one between both forms, for comparisons of sizes whose forms differ.
     pub fn compare_forms(&self, decision: &mut Decision) {
-        let sums =
-            DecisionAlternative { name: COMBINE_AS_SUMS.into(), us: self.us, copy_us: 0.0, saved_us: 0.0 };
+        let sums = alternative_without_copies(COMBINE_AS_SUMS, self.us);
         let chosen = if self.are_faster() { &sums } else { &self.combined };
         decision.chosen = chosen.name.clone();
         decision.alternatives = vec![sums, self.combined.clone()];
