@@ -129,73 +129,100 @@ pub struct LowerReport {
 /// bucket. The graph must satisfy the verifier, as results of [`crate::canonicalize`] do. Fails if the
 /// number of ranks is open, a range does not fit its symbol, or the profile has no curve for plain.
 pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Decision>, LowerReport), PassError> {
-    if graph.ranks.is_none() {
-        return Err(PassError::OpenRanks { pass: "lower", program: graph.name.clone() });
-    }
-    let mut graph = narrow_to_bucket(graph, config)?;
-    let merged_groups = if config.numerics.allows(NumericsClass::Reassociate) {
-        merged_all_reduce_groups(&mut graph)
-    } else {
-        BTreeMap::new()
-    };
-    let context = LowerContext { merged_groups, ..build_context(&graph, config)? };
-    let scope = config.solutions.scope_for(context).map_err(PassError::Internal)?;
-    let (out, mut decisions, mut report) = lower_coalesced(&graph, &scope, config)?;
-    let sets: Vec<Vec<String>> = config
-        .together
-        .iter()
-        .map(|set| set.iter().map(|&id| graph.node_name(id).to_string()).collect())
-        .collect();
-    if sets.is_empty() {
-        return Ok((out, decisions, report));
-    }
-    let (out, count) = joint_steps::join_steps(
-        out,
-        &sets,
-        &config.bound,
-        &scope.context,
-        &config.conditions,
-        &mut decisions,
-    );
-    if cfg!(debug_assertions) {
-        verify_after("lower", &out)?;
-    }
-    if count > 0 {
-        report.fired.insert(JOINT_STEP_RULE.into(), count);
-    }
-    Ok((out, decisions, report))
+    PreparedLowering::new(graph, config)?.lower(&config.conditions, &config.together)
 }
 
-/// Lowers the program after coalescing its sets of collectives.
-fn lower_coalesced(
-    graph: &Graph,
-    scope: &SolutionScope,
-    config: &LowerConfig,
-) -> Result<(Graph, Vec<Decision>, LowerReport), PassError> {
-    let sets = &config.coalesced;
-    if sets.is_empty() {
-        return lower_regions(graph, scope, &config.conditions, config);
+/// A program of a bucket, with its sets of collectives coalesced, cut into regions. It can be lowered under several
+/// conditions.
+pub struct PreparedLowering {
+    /// The program in the ranges of the bucket.
+    graph: Graph,
+    bound: BTreeSet<InputId>,
+    scope: Arc<SolutionScope>,
+    sets: Vec<CoalescedSet>,
+    /// The program after coalescing; `None` if there are no sets.
+    coalesced: Option<CoalescedProgram>,
+    regions: Vec<RewriteRegion>,
+}
+
+impl PreparedLowering {
+    /// Prepares a program for lowerings with this config; its conditions and its sets for steps are not used.
+    /// Errors are those of [`lower`].
+    pub fn new(graph: &Graph, config: &LowerConfig) -> Result<PreparedLowering, PassError> {
+        if graph.ranks.is_none() {
+            return Err(PassError::OpenRanks { pass: "lower", program: graph.name.clone() });
+        }
+        let mut graph = narrow_to_bucket(graph, config)?;
+        let merged_groups = if config.numerics.allows(NumericsClass::Reassociate) {
+            merged_all_reduce_groups(&mut graph)
+        } else {
+            BTreeMap::new()
+        };
+        let context = LowerContext { merged_groups, ..build_context(&graph, config)? };
+        let scope = config.solutions.scope_for(context).map_err(PassError::Internal)?;
+        let sets = config.coalesced.clone();
+        let coalesce = || {
+            coalesced_graph::coalesce_sets(&graph, &sets)
+                .ok_or_else(|| PassError::Internal("a set of collectives cannot be coalesced".into()))
+        };
+        let coalesced = if sets.is_empty() { None } else { Some(coalesce()?) };
+        let program = coalesced.as_ref().map_or(&graph, |coalesced| &coalesced.graph);
+        let regions = region::find_regions(program, &config.bound, &scope.context);
+        Ok(PreparedLowering { graph, bound: config.bound.clone(), scope, sets, coalesced, regions })
     }
-    let CoalescedProgram { graph: coalesced, names } = coalesced_graph::coalesce_sets(graph, sets)
-        .ok_or_else(|| PassError::Internal("a set of collectives cannot be coalesced".into()))?;
-    let mut conditions = config.conditions.clone();
-    coalesce::rename_in_conditions(graph, sets, &names, &mut conditions);
-    let (out, decisions, mut report) = lower_regions(&coalesced, scope, &conditions, config)?;
-    report.fired.insert(COALESCE_RULE.into(), sets.len());
-    let decisions = coalesce::expand_decisions(graph, sets, &names, &scope.context, decisions);
-    Ok((out, decisions, report))
+
+    /// Lowers the program under these conditions, with these sets of collectives as one step each.
+    pub fn lower(
+        &self,
+        conditions: &LowerConditions,
+        together: &[CoalescedSet],
+    ) -> Result<(Graph, Vec<Decision>, LowerReport), PassError> {
+        let (out, mut decisions, mut report) = self.lower_coalesced(conditions)?;
+        if together.is_empty() {
+            return Ok((out, decisions, report));
+        }
+        let name = |&id| self.graph.node_name(id).to_string();
+        let sets: Vec<Vec<String>> = together.iter().map(|set| set.iter().map(name).collect()).collect();
+        let context = &self.scope.context;
+        let (out, count) =
+            joint_steps::join_steps(out, &sets, &self.bound, context, conditions, &mut decisions);
+        if cfg!(debug_assertions) {
+            verify_after("lower", &out)?;
+        }
+        if count > 0 {
+            report.fired.insert(JOINT_STEP_RULE.into(), count);
+        }
+        Ok((out, decisions, report))
+    }
+
+    fn lower_coalesced(
+        &self,
+        conditions: &LowerConditions,
+    ) -> Result<(Graph, Vec<Decision>, LowerReport), PassError> {
+        let Some(CoalescedProgram { graph: coalesced, names }) = &self.coalesced else {
+            return lower_regions(&self.graph, &self.regions, &self.scope, conditions);
+        };
+        let (graph, sets) = (&self.graph, &self.sets);
+        let mut conditions = conditions.clone();
+        coalesce::rename_in_conditions(graph, sets, names, &mut conditions);
+        let (out, decisions, mut report) = lower_regions(coalesced, &self.regions, &self.scope, &conditions)?;
+        report.fired.insert(COALESCE_RULE.into(), sets.len());
+        let decisions = coalesce::expand_decisions(graph, sets, names, &self.scope.context, decisions);
+        Ok((out, decisions, report))
+    }
 }
 
 fn lower_regions(
     graph: &Graph,
+    regions: &[RewriteRegion],
     scope: &SolutionScope,
     conditions: &LowerConditions,
-    config: &LowerConfig,
 ) -> Result<(Graph, Vec<Decision>, LowerReport), PassError> {
-    let regions = region::find_regions(graph, &config.bound, &scope.context, conditions);
+    let keys: Vec<RegionKey> = regions.iter().map(|region| region.key(graph, conditions)).collect();
     let mut solver = RegionSolver {
         graph,
-        regions: &regions,
+        regions,
+        keys: &keys,
         scope,
         solutions: Vec::new(),
         solved: 0,
@@ -220,7 +247,7 @@ fn lower_regions(
     let decisions = decisions.into_iter().map(|(_, d)| d).collect();
     let mut report = LowerReport {
         regions: regions.len(),
-        distinct: regions.iter().map(|region| &region.key).collect::<HashSet<_>>().len(),
+        distinct: keys.iter().collect::<HashSet<_>>().len(),
         solved: solver.solved,
         fired: IndexMap::new(),
     };
@@ -297,6 +324,8 @@ pub fn find_coalescible(
 struct RegionSolver<'a> {
     graph: &'a Graph,
     regions: &'a [RewriteRegion],
+    /// The key of each region.
+    keys: &'a [RegionKey],
     scope: &'a SolutionScope,
     solutions: Vec<Arc<RegionSolution>>,
     /// The number of solutions that were not in the cache.
@@ -307,16 +336,16 @@ struct RegionSolver<'a> {
 impl<'a> RegionSolver<'a> {
     fn solve_regions(&mut self) -> Result<(), PassError> {
         let mut solution_of_key: HashMap<&RegionKey, usize> = HashMap::new();
-        let mut distinct: Vec<&RewriteRegion> = Vec::new();
-        for region in self.regions {
-            let solution = *solution_of_key.entry(&region.key).or_insert(distinct.len());
+        let mut distinct: Vec<usize> = Vec::new();
+        for (r, key) in self.keys.iter().enumerate() {
+            let solution = *solution_of_key.entry(key).or_insert(distinct.len());
             if solution == distinct.len() {
-                distinct.push(region);
+                distinct.push(r);
             }
             self.of_region.push(solution);
         }
         let keys: Vec<(&RegionKey, Vec<FusionCredit>)> =
-            distinct.iter().map(|r| (&r.key, Vec::new())).collect();
+            distinct.iter().map(|&r| (&self.keys[r], Vec::new())).collect();
         let solutions = self.scope.solve_all(&keys);
         distinct
             .into_iter()
@@ -324,12 +353,9 @@ impl<'a> RegionSolver<'a> {
             .try_for_each(|(region, solution)| self.add_solution(region, solution))
     }
 
-    fn add_solution(
-        &mut self,
-        region: &RewriteRegion,
-        outcome: Option<SolveOutcome>,
-    ) -> Result<(), PassError> {
-        let (solution, is_new) = outcome.ok_or_else(|| unsolved_error(self.graph, region))?;
+    fn add_solution(&mut self, region: usize, outcome: Option<SolveOutcome>) -> Result<(), PassError> {
+        let (solution, is_new) =
+            outcome.ok_or_else(|| unsolved_error(self.graph, &self.regions[region]))?;
         self.solutions.push(solution);
         self.solved += usize::from(is_new);
         Ok(())
@@ -352,7 +378,7 @@ impl<'a> RegionSolver<'a> {
         let rewritten: Vec<usize> = (0..regions.len())
             .filter(|&r| {
                 let solution = &self.solutions[self.of_region[r]];
-                solution.new_all_reduces(&regions[r].key.form).next().is_some()
+                solution.new_all_reduces(&regions[r].form).next().is_some()
             })
             .collect();
         if rewritten.is_empty() {
@@ -365,11 +391,11 @@ impl<'a> RegionSolver<'a> {
             variants.entry(open.value_name(value)).or_default().push(variant);
         }
         let mut solution_of_credits: HashMap<(usize, Vec<FusionCredit>), usize> = HashMap::new();
-        let mut newly_credited: Vec<(&RewriteRegion, Vec<FusionCredit>)> = Vec::new();
+        let mut newly_credited: Vec<(usize, Vec<FusionCredit>)> = Vec::new();
         let before = self.solutions.len();
         for r in rewritten {
             let solution = self.of_region[r];
-            let new = self.solutions[solution].new_all_reduces(&regions[r].key.form);
+            let new = self.solutions[solution].new_all_reduces(&regions[r].form);
             let credits: Vec<FusionCredit> = new
                 .flat_map(|step| {
                     let fusible = variants.get(names[r][step].as_str()).into_iter().flatten();
@@ -382,13 +408,13 @@ impl<'a> RegionSolver<'a> {
             let next = before + newly_credited.len();
             self.of_region[r] = *solution_of_credits.entry((solution, credits.clone())).or_insert(next);
             if self.of_region[r] == next {
-                newly_credited.push((&regions[r], credits));
+                newly_credited.push((r, credits));
             }
         }
         let keys: Vec<(&RegionKey, Vec<FusionCredit>)> =
-            newly_credited.iter().map(|(region, credits)| (&region.key, credits.clone())).collect();
-        for ((region, _), solution) in newly_credited.iter().zip(self.scope.solve_all(&keys)) {
-            self.add_solution(region, solution)?;
+            newly_credited.iter().map(|(r, credits)| (&self.keys[*r], credits.clone())).collect();
+        for (&(r, _), solution) in newly_credited.iter().zip(self.scope.solve_all(&keys)) {
+            self.add_solution(r, solution)?;
         }
         Ok(!newly_credited.is_empty())
     }

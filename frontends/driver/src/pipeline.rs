@@ -3,12 +3,14 @@
 //! The search ([`crate::search`]) uses this pipeline for every attempt.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use symmc_ir::collective::Collective;
 use symmc_ir::machine::MachineProfile;
 use symmc_ir::{Graph, InputKind};
-use symmc_passes::lower::{ChosenForms, LowerConditions};
+use symmc_passes::lower::{ChosenForms, LowerConditions, PreparedLowering};
 use symmc_passes::{CanonicalForms, CoalesceConfig, CoalescedSet, LowerConfig, PassError, SolutionCache};
 use symmc_plan::Decision;
 use symmc_planner::{BucketInput, CollectiveChoice, PlanConfig};
@@ -45,6 +47,9 @@ pub struct BucketPrograms<'a> {
     pub ranges: SymbolRanges,
     default_form: BucketProgram<'a>,
     small_sizes: Option<BucketProgram<'a>>,
+    /// The prepared programs, by their form (whether for small sizes) and their packed sets. Most choices of a search
+    /// change neither.
+    prepared: RefCell<HashMap<(bool, Vec<CoalescedSet>), Rc<PreparedLowering>>>,
 }
 
 /// A canonical form in the form that is faster at the sizes of the bucket.
@@ -57,6 +62,7 @@ impl<'a> BucketPrograms<'a> {
             ranges: ranges.clone(),
             default_form: program(pipeline.canonical)?,
             small_sizes: pipeline.for_small_sizes.map(program).transpose()?,
+            prepared: RefCell::default(),
         })
     }
 
@@ -83,16 +89,9 @@ impl<'a> Pipeline<'a> {
 
     /// The program of a bucket with a variant for each collective.
     pub fn lower(&self, programs: &BucketPrograms<'_>, choice: &Choice) -> Result<BucketInput, PassError> {
-        let (program, forms) = programs.program(choice.for_small_sizes);
-        let config = LowerConfig {
-            conditions: choice.conditions.clone(),
-            coalesced: choice.packed.clone(),
-            together: choice.together.clone(),
-            solutions: self.solutions.clone(),
-            ..lower_config(program, self.options, &programs.ranges)
-        };
-        let (graph, mut decisions, _) = symmc_passes::lower(program, &config)?;
-        forms.explain(&mut decisions);
+        let prepared = self.prepared(programs, choice)?;
+        let (graph, mut decisions, _) = prepared.lower(&choice.conditions, &choice.together)?;
+        programs.program(choice.for_small_sizes).1.explain(&mut decisions);
         let collectives = collectives_by_name(&graph);
         let bytes = bytes_of_steps(&graph, &decisions);
         let profile = &self.options.profile;
@@ -101,6 +100,27 @@ impl<'a> Pipeline<'a> {
             .map(|decision| with_kernel_blocks(decision, &graph, &collectives, &bytes, profile))
             .collect();
         Ok(BucketInput { graph, decisions })
+    }
+
+    /// The program of a choice, ready to be lowered under its conditions.
+    fn prepared(
+        &self,
+        programs: &BucketPrograms<'_>,
+        choice: &Choice,
+    ) -> Result<Rc<PreparedLowering>, PassError> {
+        let key = (choice.for_small_sizes, choice.packed.clone());
+        if let Some(known) = programs.prepared.borrow().get(&key) {
+            return Ok(known.clone());
+        }
+        let program = programs.graph(choice.for_small_sizes);
+        let config = LowerConfig {
+            coalesced: choice.packed.clone(),
+            solutions: self.solutions.clone(),
+            ..lower_config(program, self.options, &programs.ranges)
+        };
+        let new = Rc::new(PreparedLowering::new(program, &config)?);
+        programs.prepared.borrow_mut().insert(key, new.clone());
+        Ok(new)
     }
 
     /// The sets of collectives of a bucket that are faster if joined.

@@ -79,7 +79,7 @@ impl RegionGraphBuilder<'_> {
         let SolvedRegion { region, solution } = &solved[r];
         let old = &self.from.nodes[region.nodes[i]].outputs;
         for (k, &old) in old.iter().enumerate() {
-            if !region.key.form.nodes[i].uses[k].outside {
+            if !region.form.nodes[i].uses[k].outside {
                 continue;
             }
             let source = solution.results.get(i)?.get(k).copied()??;

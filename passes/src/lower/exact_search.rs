@@ -223,13 +223,14 @@ mod tests {
             );
             let context = Arc::new(build_context(&graph, &config).expect("the profile has plain"));
             let rules = CompiledRules::compiled(numerics).expect("rules parse");
-            for region in region::find_regions(&graph, &config.bound, &context, &LowerConditions::default()) {
-                let saturated = SaturatedRegion::new(&region.key.form, &context, &rules.all, false)
+            for region in region::find_regions(&graph, &config.bound, &context) {
+                let key = region.key(&graph, &LowerConditions::default());
+                let saturated = SaturatedRegion::new(&region.form, &context, &rules.all, false)
                     .expect("it is imported");
-                let uses = build_cost_model(&saturated.graph, &saturated.imported, &region.key);
+                let uses = build_cost_model(&saturated.graph, &saturated.imported, &key);
                 let roots = saturated
                     .imported
-                    .result_classes(&saturated.graph, &region.key.form, |used| used.outside);
+                    .result_classes(&saturated.graph, &region.form, |used| used.outside);
                 let open = roots.iter().map(|&root| saturated.graph.find(root)).collect();
                 let expected = least(&saturated.graph, &uses, &open, &mut BTreeMap::new());
                 let extraction =

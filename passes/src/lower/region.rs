@@ -2,8 +2,8 @@
 //!
 //! A region holds collectives that feed one another, and the adjacent sums and casts that the rules in use
 //! can move across a collective. Everything else is a leaf. Regions that are equal up to the names of their
-//! values have equal [`RegionKey`]s: the key holds everything on which a choice depends, so that equal
-//! regions are solved once.
+//! values have equal forms. With the conditions of a lowering, a form is a [`RegionKey`], which holds everything on
+//! which a choice depends, so that equal regions are solved once.
 //!
 //! The work of a choice grows with the cube of the region's size, so long chains are cut into pieces of
 //! [`MAX_REGION_NODES`] nodes. Rules do not see across the ends of a piece, and a result of one piece is a
@@ -31,7 +31,16 @@ pub struct RewriteRegion {
     pub nodes: Vec<NodeId>,
     /// The values that the region uses but does not define, in order of first use.
     pub leaves: Vec<ValueId>,
-    pub key: RegionKey,
+    pub form: Arc<RegionForm>,
+}
+
+impl RewriteRegion {
+    /// The key of the region in a lowering of its program under these conditions.
+    pub fn key(&self, graph: &Graph, conditions: &LowerConditions) -> RegionKey {
+        let collectives = self.nodes.iter().filter(|&&n| graph.nodes[n].op.as_collective().is_some());
+        let conditions = conditions.of(collectives.map(|&n| graph.node_name(n)));
+        RegionKey { form: self.form.clone(), conditions }
+    }
 }
 
 /// Everything on which a choice depends, besides the [`LowerContext`].
@@ -79,7 +88,6 @@ pub fn find_regions(
     graph: &Graph,
     bound: &BTreeSet<InputId>,
     context: &LowerContext,
-    conditions: &LowerConditions,
 ) -> Vec<RewriteRegion> {
     let numerics = context.numerics;
     let sums = if numerics.allows(NumericsClass::Reassociate) {
@@ -100,13 +108,7 @@ pub fn find_regions(
         outside,
         fused: symmc_dispatch::fusible_collectives(graph, &context.profile),
     };
-    let mut regions = Vec::with_capacity(pieces.len());
-    for nodes in pieces {
-        let collectives = nodes.iter().filter(|&&n| graph.nodes[n].op.as_collective().is_some());
-        let conditions = conditions.of(collectives.map(|&n| graph.node_name(n)));
-        regions.push(build_region(graph, nodes, conditions, &facts));
-    }
-    regions
+    pieces.into_iter().map(|nodes| build_region(graph, nodes, &facts)).collect()
 }
 
 /// Connected members, in program order, in pieces of at most [`MAX_REGION_NODES`] nodes; the pieces are
@@ -241,12 +243,7 @@ struct RegionFacts<'a> {
     fused: BTreeSet<(ValueId, CollectiveVariant)>,
 }
 
-fn build_region(
-    graph: &Graph,
-    nodes: Vec<NodeId>,
-    conditions: CollectiveConditions,
-    facts: &RegionFacts<'_>,
-) -> RewriteRegion {
+fn build_region(graph: &Graph, nodes: Vec<NodeId>, facts: &RegionFacts<'_>) -> RewriteRegion {
     let positions: BTreeMap<NodeId, usize> = nodes.iter().enumerate().map(|(i, &n)| (n, i)).collect();
     let mut leaves: Vec<ValueId> = Vec::new();
     let mut keys = Vec::with_capacity(nodes.len());
@@ -279,7 +276,7 @@ fn build_region(
     }
     let leaf_facts = leaves.iter().map(|&v| leaf(graph, v, facts)).collect();
     let form = Arc::new(RegionForm { nodes: keys, leaves: leaf_facts });
-    RewriteRegion { nodes, leaves, key: RegionKey { form, conditions } }
+    RewriteRegion { nodes, leaves, form }
 }
 
 /// The variants of a collective that can be one step with the node that reads its result.

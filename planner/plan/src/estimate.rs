@@ -77,20 +77,7 @@ impl ParsedProgram {
         symbols: &SymbolTable,
     ) -> Result<BucketEstimate, ResolveError> {
         let runs = self.resolve_steps(bucket).collect::<Result<Vec<StepNodes>, ResolveError>>()?;
-        let timed: Vec<_> = runs
-            .iter()
-            .zip(&bucket.steps)
-            .map(|(run, step)| {
-                let timed = profile.timed_step(
-                    &self.graph,
-                    run.nodes(),
-                    self.step_traffic(*run, bucket, symbols),
-                    exit_is_kept(step),
-                    |dim| upper_size(dim, symbols),
-                );
-                TimedStep { communicates: step.lane == Lane::Comm, ..timed }
-            })
-            .collect();
+        let timed = self.timed_steps(bucket, &runs, profile, symbols);
         let Timeline { exposed, overlapped, total, .. } =
             simulate_timeline(&timed, profile.lane_crossing_ns(), |step, wait| {
                 bucket.steps[step].waits.iter().for_each(|&w| wait(w))
@@ -121,6 +108,31 @@ impl ParsedProgram {
             exposed_us: microseconds(total.saturating_sub(compute)),
             communication,
         })
+    }
+
+    /// The steps with their estimated times alone.
+    fn timed_steps(
+        &self,
+        bucket: &Bucket,
+        runs: &[StepNodes],
+        profile: &MachineProfile,
+        symbols: &SymbolTable,
+    ) -> Vec<TimedStep> {
+        let timed = runs.iter().zip(&bucket.steps).map(|(run, step)| {
+            let moved = self.step_traffic(*run, bucket, symbols);
+            let size = |dim: &Dim| upper_size(dim, symbols);
+            let timed = profile.timed_step(&self.graph, run.nodes(), moved, exit_is_kept(step), size);
+            TimedStep { communicates: step.lane == Lane::Comm, ..timed }
+        });
+        timed.collect()
+    }
+
+    /// The estimated microseconds of each step of a bucket alone, at the upper bounds of its symbols. Errors are those
+    /// of [`estimate`](Self::estimate).
+    pub fn step_times(&self, bucket: &Bucket, profile: &MachineProfile) -> Result<Vec<f64>, ResolveError> {
+        let runs = self.resolve_steps(bucket).collect::<Result<Vec<StepNodes>, ResolveError>>()?;
+        let timed = self.timed_steps(bucket, &runs, profile, &self.resolve_symbols(bucket)?);
+        Ok(timed.iter().map(|step| microseconds(step.time)).collect())
     }
 
     fn is_modelled(&self, run: StepNodes, step: &Step, profile: &MachineProfile) -> bool {
