@@ -354,8 +354,7 @@ impl<'a> RegionSolver<'a> {
     }
 
     fn add_solution(&mut self, region: usize, outcome: Option<SolveOutcome>) -> Result<(), PassError> {
-        let (solution, is_new) =
-            outcome.ok_or_else(|| unsolved_error(self.graph, &self.regions[region]))?;
+        let (solution, is_new) = outcome.ok_or_else(|| unsolved_error(self.graph, &self.regions[region]))?;
         self.solutions.push(solution);
         self.solved += usize::from(is_new);
         Ok(())

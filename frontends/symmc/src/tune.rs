@@ -17,8 +17,8 @@ use std::collections::BTreeSet;
 
 use symmc_check::CheckedPlan;
 use symmc_ir::machine::{
-    ContentionMeasurement, MachineProfile, OperationCounts, ProductRate, Provenance, Throughput, VERSION,
-    model,
+    ContentionMeasurement, MAX_SERIAL_TERMS, MachineProfile, OperationCounts, ProductRate, Provenance,
+    Throughput, VERSION, model,
 };
 use symmc_ir::{CollectiveKind, CollectiveVariant, Dim, Graph, InputId, text};
 use symmc_planner::{BucketInput, OrderStrategy, PlanConfig};
@@ -29,6 +29,10 @@ use crate::error::{Error, ErrorKind};
 const PRODUCT_COLUMNS: u64 = 4096;
 /// The number of consecutive products, each with different weights so that caches hold none of them.
 const PRODUCTS_PER_RUN: usize = 8;
+/// The rows of products and attention whose gaps are measured: too few for their operations to take long.
+const GAP_ROWS: u64 = 16;
+/// The rows of attention whose rate is measured.
+const ATTENTION_ROWS: u64 = 4096;
 /// The rows of products whose rates are measured.
 const MEASURED_ROWS: [u64; 7] = [1, 4, 16, 64, 256, 1024, 4096];
 /// The bytes of collectives next to products; fewer for variants that serve small messages only.
@@ -61,6 +65,7 @@ pub fn tune_profile(profile: MachineProfile, ranks: u32, measure: Measure<'_>) -
     let mut tuning = ProfileTuner { ranks, measure, profile, notes: Vec::new() };
     tuning.profile.version = VERSION;
     tuning.measure_kernels();
+    tuning.measure_product_gaps();
     tuning.measure_products();
     tuning.measure_attention();
     tuning.measure_crossing();
@@ -137,14 +142,29 @@ impl ProfileTuner<'_> {
         }
     }
 
-    fn gap_us(&self) -> f64 {
-        self.profile.throughput.map_or(0.0, |t| t.gap_us)
+    /// Measures the gap of a product and the time of its terms, by square weights of three sizes. The time of a product is
+    /// the gap, a part in proportion to the columns of the weights, and one in proportion to their square.
+    fn measure_product_gaps(&mut self) {
+        let [small, medium, large] = [MAX_SERIAL_TERMS / 8, MAX_SERIAL_TERMS / 2, MAX_SERIAL_TERMS];
+        let time = |columns: u64| {
+            let body = products_text([GAP_ROWS, columns], "bf16", PRODUCTS_PER_RUN);
+            Ok::<f64, Error>(self.time_program(&body)?.0 / PRODUCTS_PER_RUN as f64)
+        };
+        let measured = (|| Ok([time(small)?, time(medium)?, time(large)?]))();
+        let Some(us) = self.value_or_note("the gap of products", measured) else { return };
+        let [gap_us, column_us] = linear_part([small, medium, large].map(|columns| columns as f64), us);
+        self.update_throughput(|t| {
+            t.product_gap_us = gap_us.max(MIN_GAP_US);
+            t.product_terms_us = (column_us * 1024.0).max(MIN_GAP_US);
+        });
     }
 
     /// Measures the rates of products by their rows, without the gaps of their kernels.
     fn measure_products(&mut self) {
         let mut rates = Vec::new();
-        let gaps_us = self.gap_us() * PRODUCTS_PER_RUN as f64;
+        let terms = PRODUCT_COLUMNS.min(MAX_SERIAL_TERMS) as f64 / 1024.0;
+        let gap_us = self.profile.throughput.map_or(0.0, |t| t.product_gap_us + t.product_terms_us * terms);
+        let gaps_us = gap_us * PRODUCTS_PER_RUN as f64;
         for rows in MEASURED_ROWS {
             let mut rate_of = |dtype: &str| {
                 let measured = self.plan_products(rows, dtype).and_then(|planned| self.time_plan(planned));
@@ -173,25 +193,34 @@ impl ProfileTuner<'_> {
         if is_one_step_each {
             return Ok(planned);
         }
-        self.plan_text(&products_text(rows, dtype, PRODUCTS_PER_RUN))
+        self.plan_text(&products_text([rows, PRODUCT_COLUMNS], dtype, PRODUCTS_PER_RUN))
     }
 
     fn measure_attention(&mut self) {
-        let measured = self.time_program(&attention_text());
-        if let Some((us, planned)) = self.value_or_note("the rate of attention", measured) {
-            let gaps_us = self.gap_us() * planned.graph.nodes.len() as f64;
-            self.update_throughput(|t| {
-                let done = count_operations(&planned.graph).attention as f64;
-                t.attention = done / without_gaps(us, gaps_us) / 1e6
-            });
+        let measured = self.time_attention(GAP_ROWS);
+        if let Some((us, _)) = self.value_or_note("the gap of attention", measured) {
+            let gap_us = us - self.profile.copy_us(1);
+            self.update_throughput(|t| t.attention_gap_us = gap_us.max(MIN_GAP_US));
         }
+        let measured = self.time_attention(ATTENTION_ROWS);
+        if let Some((us, operations)) = self.value_or_note("the rate of attention", measured) {
+            self.update_throughput(|t| t.attention = operations / without_gaps(us, t.attention_gap_us) / 1e6);
+        }
+    }
+
+    /// The time and the operations of an attention of these rows.
+    fn time_attention(&self, rows: u64) -> Result<(f64, f64), Error> {
+        let (us, planned) = self.time_program(&attention_text(rows))?;
+        let count = planned.graph.nodes.len() as f64;
+        Ok((us / count, count_operations(&planned.graph).attention as f64 / count))
     }
 
     /// Measures how much each variant and products slow each other down.
     fn measure_contention(&mut self) {
-        let Some((product, _)) = self
-            .value_or_note("a product", self.time_program(&products_text(4096, "bf16", PRODUCTS_PER_RUN)))
-        else {
+        let Some((product, _)) = self.value_or_note(
+            "a product",
+            self.time_program(&products_text([4096, PRODUCT_COLUMNS], "bf16", PRODUCTS_PER_RUN)),
+        ) else {
             return;
         };
         let product = product / PRODUCTS_PER_RUN as f64;
@@ -290,6 +319,8 @@ impl ProfileTuner<'_> {
             let operations = OperationCounts {
                 matmul_16bit: 2 * rows * PRODUCT_COLUMNS * PRODUCT_COLUMNS,
                 rows,
+                products: 1,
+                terms: PRODUCT_COLUMNS,
                 ..OperationCounts::default()
             };
             self.profile.compute_us(2 * PRODUCT_COLUMNS * PRODUCT_COLUMNS, operations) < collective / 4.0
@@ -309,6 +340,14 @@ impl ProfileTuner<'_> {
 /// The time of kernels without their gaps; at least half of it, in case the gaps were measured too large.
 fn without_gaps(us: f64, gaps_us: f64) -> f64 {
     (us - gaps_us).max(us / 2.0)
+}
+
+/// The constant and the linear coefficient of the quadratic function with these values at three points.
+fn linear_part(x: [f64; 3], y: [f64; 3]) -> [f64; 2] {
+    let slope = |i: usize, j: usize| (y[j] - y[i]) / (x[j] - x[i]);
+    let quadratic = (slope(1, 2) - slope(0, 1)) / (x[2] - x[0]);
+    let linear = slope(0, 1) - quadratic * (x[0] + x[1]);
+    [y[0] - linear * x[0] - quadratic * x[0] * x[0], linear]
 }
 
 /// The rate of collectives next to a product of `product` µs that makes them `longer` µs longer together, if they take the share `taken`
@@ -335,8 +374,8 @@ fn small_kernels_text(count: usize) -> String {
 }
 
 /// Products one after another.
-fn products_text(rows: u64, dtype: &str, count: usize) -> String {
-    let (header, body) = product_chain_text(rows, dtype, count);
+fn products_text(shape: [u64; 2], dtype: &str, count: usize) -> String {
+    let (header, body) = product_chain_text(shape, dtype, count);
     format!("{header}{body}return %p{count}\n")
 }
 
@@ -356,22 +395,22 @@ fn residual_products_text(rows: u64, dtype: &str, count: usize) -> String {
 }
 
 /// The inputs and the nodes of a chain of products.
-fn product_chain_text(rows: u64, dtype: &str, count: usize) -> (String, String) {
-    let mut header = format!("arg %p0: {dtype}[{rows}, {PRODUCT_COLUMNS}]\n");
+fn product_chain_text([rows, columns]: [u64; 2], dtype: &str, count: usize) -> (String, String) {
+    let mut header = format!("arg %p0: {dtype}[{rows}, {columns}]\n");
     let mut body = String::new();
     for i in 0..count {
         // Weights are used again only after the others have passed through the caches.
         let weight = i % PRODUCTS_PER_RUN;
         if i < PRODUCTS_PER_RUN {
-            header += &format!("param %w{i}: {dtype}[{PRODUCT_COLUMNS}, {PRODUCT_COLUMNS}]\n");
+            header += &format!("param %w{i}: {dtype}[{columns}, {columns}]\n");
         }
-        body += &format!("%p{}: {dtype}[{rows}, {PRODUCT_COLUMNS}] = matmul %p{i}, %w{weight}\n", i + 1);
+        body += &format!("%p{}: {dtype}[{rows}, {columns}] = matmul %p{i}, %w{weight}\n", i + 1);
     }
     (header, body)
 }
 
-fn attention_text() -> String {
-    let shape = "bf16[1, 32, 4096, 128]";
+fn attention_text(rows: u64) -> String {
+    let shape = format!("bf16[1, 32, {rows}, 128]");
     format!(
         "arg %q: {shape}\narg %k: {shape}\narg %v: {shape}\n\
          %a: {shape} = attention %q, %k, %v causal=true scale=0.088\n\
@@ -387,7 +426,7 @@ fn concurrent_text(
     bytes: u64,
     [collectives, count]: [usize; 2],
 ) -> String {
-    let (header, body) = product_chain_text(4096, "bf16", count);
+    let (header, body) = product_chain_text([4096, PRODUCT_COLUMNS], "bf16", count);
     let n = u64::from(ranks);
     let rows = (bytes / (2 * PRODUCT_COLUMNS) / n).max(1) * n;
     let (operand, result) = kind.operand_and_result_sizes(rows, n);
@@ -420,7 +459,7 @@ fn concurrent_text(
 /// chain does not wait.
 fn alternating_chain_text(variant: CollectiveVariant, bytes: u64, rows: u64, count: usize) -> String {
     let elements = bytes / 2;
-    let (header, _) = product_chain_text(rows, "bf16", PRODUCTS_PER_RUN);
+    let (header, _) = product_chain_text([rows, PRODUCT_COLUMNS], "bf16", PRODUCTS_PER_RUN);
     let mut body = String::new();
     let mut products = 0;
     for i in 0..CHAIN_LINKS {
@@ -456,6 +495,9 @@ mod tests {
             matmul: 50.0,
             attention: 450.0,
             gap_us: 3.0,
+            product_gap_us: 2.0,
+            product_terms_us: 0.9,
+            attention_gap_us: 6.0,
             crossing_us: 9.0,
         });
         let rate = |(rows, share): (u64, f64)| ProductRate {
@@ -526,6 +568,9 @@ mod tests {
             assert!(notes.is_empty(), "{notes:#?}");
             let [measured, expected] = [&profile, &machine].map(|p| p.throughput.expect("a throughput"));
             assert!(near(measured.gap_us, expected.gap_us, 0.01), "{measured:?}");
+            assert!(near(measured.product_gap_us, expected.product_gap_us, 0.02), "{measured:?}");
+            assert!(near(measured.product_terms_us, expected.product_terms_us, 0.02), "{measured:?}");
+            assert!(near(measured.attention_gap_us, expected.attention_gap_us, 0.05), "{measured:?}");
             assert!(near(measured.attention, expected.attention, 0.02), "{measured:?}");
             assert!(near(measured.matmul_16bit, expected.matmul_16bit, 0.02), "{measured:?}");
             assert!(near(measured.matmul, expected.matmul, 0.02), "{measured:?}");
@@ -584,7 +629,12 @@ mod tests {
         };
         let start = unknown(&machine);
         let TuneResult { profile, notes } = tune_profile(start.clone(), 2, &measure);
-        for part in ["the rate of attention", "products of 64 rows in f32", "all_gather by push"] {
+        for part in [
+            "the gap of attention",
+            "the rate of attention",
+            "products of 64 rows in f32",
+            "all_gather by push",
+        ] {
             assert!(notes.iter().any(|n| n.contains(part) && n.contains("no kernel")), "{part}: {notes:#?}");
         }
         let [after, before] = [&profile, &start].map(|p| p.throughput.expect("a throughput"));

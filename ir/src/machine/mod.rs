@@ -60,7 +60,7 @@ pub use capability::{
 pub use contention::ContentionMeasurement;
 pub use curve::{CollectiveCurve, CopyCurve, Provenance};
 pub use table::CurveTable;
-pub use throughput::{OperationCounts, ProductRate, Throughput};
+pub use throughput::{MAX_SERIAL_TERMS, OperationCounts, ProductRate, Throughput};
 pub use traffic::{MAX_CONCAT_OPERANDS_PER_KERNEL, MIN_SEPARATE_COPY_BYTES, StepTraffic, TrafficModel};
 
 /// The version of the format.

@@ -1,10 +1,10 @@
 //! Estimated time of steps, from memory traffic, operations and the minimum time of a kernel.
 //!
-//! A step that computes takes the gap of each of its kernels ([`Throughput::gap_us`](super::Throughput)), and
-//! in addition the longer of two times: moving the bytes that it reads and writes once, and its operations at
-//! the [`Throughput`](super::Throughput) of the machine. Bytes move as in copies ([`MachineProfile::copy_us`];
-//! a copy moves each byte twice). Products mostly read, which is faster: they move bytes at the rate at which a
-//! product of one row reads its weights. A step without kernels takes no time, for example a concatenation
+//! A step that computes takes the gap of each of its kernels ([`Throughput`](super::Throughput)), and in addition the longer
+//! of two times: moving the bytes that it reads and writes once, and its operations at the rates of the machine. Bytes move
+//! as in copies ([`MachineProfile::copy_us`]; a copy moves each byte twice). Products mostly read, which is faster: they
+//! move bytes at the rate at which a product of one row reads its weights. Their gap grows with the number of terms of
+//! their sums, which each block adds up one after another. A step without kernels takes no time, for example a concatenation
 //! whose operands are already in place.
 
 use smallvec::SmallVec;
@@ -28,7 +28,7 @@ impl MachineProfile {
 
     /// A step of these nodes, which move `moved` together, with its estimated time. `size` evaluates a dim, and
     /// `exit` is whether a droppable exit barrier is kept. A step with a collective takes the time of the
-    /// collective, because its computation happens while it communicates. A collective without a curve takes 8
+    /// collective, and of what its other nodes move, because its computation happens while it communicates. A collective without a curve takes 8
     /// µs plus 10 µs for each MB.
     pub fn timed_step(
         &self,
@@ -40,7 +40,10 @@ impl MachineProfile {
     ) -> TimedStep {
         let mut operations = OperationCounts::default();
         let mut rows: Option<u64> = None;
-        let mut count = 0;
+        let mut count: u64 = 0;
+        let mut reads_lines = true;
+        // The bytes of the operands and results of collectives.
+        let mut of_collectives = 0u64;
         let mut collectives: SmallVec<[(&Collective, u64); 1]> = SmallVec::new();
         for node in nodes.map(|n| &graph.nodes[n]) {
             let Op::Collective(c) = &node.op else {
@@ -48,11 +51,14 @@ impl MachineProfile {
                 let reduced = last_axis_reduction_rows(graph, node).map(|numel| size(&numel));
                 rows = rows.into_iter().chain(reduced).min();
                 count += 1;
+                reads_lines &= !node.op.is_matmul() || reads_transposed_weights(graph, node);
                 continue;
             };
             let operands: SmallVec<[_; 3]> = node.inputs.iter().map(|&v| graph.ty(v)).collect();
             let results: SmallVec<[_; 2]> = node.outputs.iter().map(|&v| graph.ty(v)).collect();
             let bytes = c.kind.estimated_bytes(&operands, &results).map_or(0, |bytes| size(&bytes));
+            let stored = operands.iter().chain(&results).map(|ty| size(&ty.bytes()));
+            of_collectives = stored.fold(of_collectives, u64::saturating_add);
             collectives.push((c, bytes));
         }
         if let Some(&(first, _)) = collectives.first() {
@@ -62,13 +68,22 @@ impl MachineProfile {
             let measured = first.variant.and_then(|v| self.timed_collectives(&bytes_by_kind, v, exit, ranks));
             let bytes = bytes_by_kind.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
             let unknown = TimedStep { communicates: true, ..TimedStep::compute(8000 + bytes / 100) };
-            return measured.unwrap_or(unknown);
+            let timed = measured.unwrap_or(unknown);
+            // Its other nodes read and write more.
+            let further_us =
+                self.copy_us((moved.bytes.saturating_sub(of_collectives) / 2).max(1)) - self.copy_us(1);
+            return TimedStep { time: timed.time + us_to_ns(further_us), ..timed };
         }
         if moved.kernels == 0 {
             return TimedStep::compute(0);
         }
-        let more_gaps_us = self.gap_us() * (moved.kernels - 1) as f64;
-        let us = self.compute_us(moved.bytes, operations) + more_gaps_us;
+        // Products with other nodes are one kernel, and so are those of few rows whose weights lie as PyTorch stores them.
+        let max_rows = self.dispatches.product.map_or(0, |limits| u64::from(limits.rows));
+        if operations.products < count || (reads_lines && operations.rows <= max_rows) {
+            operations = operations.as_one_kernel();
+        }
+        let more_kernels_us = self.compute_us(0, OperationCounts::default()) * (moved.kernels - 1) as f64;
+        let us = self.compute_us(moved.bytes, operations) + more_kernels_us;
         // A reduction that is the only node is divided into pieces if there are few rows.
         let rows = rows.filter(|_| count > 1);
         TimedStep::compute(us_to_ns(
@@ -79,14 +94,16 @@ impl MachineProfile {
     /// The estimated time in microseconds of a step that reads and writes `moved` bytes and does these
     /// operations.
     pub fn compute_us(&self, moved: u64, operations: OperationCounts) -> f64 {
-        let OperationCounts { matmul_16bit, matmul, attention, attention_block, rows } = operations;
+        let OperationCounts { matmul_16bit, matmul, attention, attention_block, rows, .. } = operations;
         let Some(t) = &self.throughput else {
             let total = matmul_16bit.saturating_add(matmul).saturating_add(attention) as f64;
             return self.copy_us(moved / 2).max(self.copy_us((total / OPERATIONS_PER_BYTE) as u64));
         };
-        let has_products = matmul_16bit > 0 || matmul > 0;
-        let moving =
-            if has_products { self.product_traffic_us(moved) } else { self.kernel_traffic_us(moved) };
+        let moving = if operations.products > 0 {
+            self.product_traffic_us(moved)
+        } else {
+            self.kernel_traffic_us(moved)
+        };
         let rates = &self.product_rates;
         let narrow = ProductRate::interpolate_rate(rates, rows, |r| r.matmul_16bit).unwrap_or(t.matmul_16bit);
         let wide = ProductRate::interpolate_rate(rates, rows, |r| r.matmul).unwrap_or(t.matmul);
@@ -96,12 +113,19 @@ impl MachineProfile {
         );
         let attending = operations_us(attention, t.attention).max(of_block);
         let computing = operations_us(matmul_16bit, narrow) + operations_us(matmul, wide) + attending;
-        t.gap_us + moving.max(computing)
+        self.gaps_us(operations) + moving.max(computing)
     }
 
-    /// The time of a kernel in addition to its bytes and operations, in microseconds; 0 if it is unknown.
-    fn gap_us(&self) -> f64 {
-        self.throughput.map_or(0.0, |t| t.gap_us)
+    /// The time of the kernels of a step in addition to its bytes and operations, in microseconds; 0 if it is unknown.
+    fn gaps_us(&self, operations: OperationCounts) -> f64 {
+        let Some(t) = &self.throughput else { return 0.0 };
+        let OperationCounts { products, terms, attentions, .. } = operations;
+        if products + attentions == 0 {
+            return t.gap_us;
+        }
+        t.product_gap_us * products as f64
+            + t.product_terms_us * terms as f64 / 1024.0
+            + t.attention_gap_us * attentions as f64
     }
 
     /// The time in which a kernel moves these bytes; at least that of the smallest copy.
@@ -113,9 +137,7 @@ impl MachineProfile {
     /// operation for each byte of its weights, so its rate is that of reading.
     fn product_traffic_us(&self, moved: u64) -> f64 {
         match self.product_rates.first() {
-            Some(one_row) if one_row.rows == 1 => {
-                operations_us(moved, one_row.matmul_16bit).max(self.kernel_traffic_us(0))
-            }
+            Some(one_row) if one_row.rows == 1 => operations_us(moved, one_row.matmul_16bit),
             _ => self.kernel_traffic_us(moved),
         }
     }
@@ -124,6 +146,12 @@ impl MachineProfile {
 fn operations_us(operations: u64, rate: f64) -> f64 {
     // 10¹² operations per second are 10⁶ per microsecond.
     operations as f64 / (rate * 1e6)
+}
+
+/// Whether the right matrix of a product is the transpose of one that is stored.
+fn reads_transposed_weights(graph: &Graph, node: &Node) -> bool {
+    let right = node.inputs.get(1).and_then(|&v| graph.defining_node(v));
+    right.is_some_and(|n| matches!(graph.nodes[n].op, Op::Permute { .. }))
 }
 
 fn last_axis_reduction_rows(graph: &Graph, node: &Node) -> Option<Dim> {
@@ -160,9 +188,16 @@ mod tests {
         let count = 2 * 8 * 32 * 4;
         assert_eq!(
             product("bf16"),
-            OperationCounts { matmul_16bit: count, rows: 8, ..OperationCounts::default() }
+            OperationCounts {
+                matmul_16bit: count,
+                rows: 8,
+                products: 1,
+                terms: 32,
+                ..OperationCounts::default()
+            }
         );
-        assert_eq!(product("f32"), OperationCounts { matmul: count, rows: 8, ..OperationCounts::default() });
+        let wide = OperationCounts { matmul: count, matmul_16bit: 0, ..product("bf16") };
+        assert_eq!(product("f32"), wide);
         // Two products of all pairs, half of them under causal order; the gradient has five.
         let arguments = "arg %q: bf16[4, 16, 8]\narg %s: f32[4, 16]\n%y: bf16[4, 16, 8]";
         let gradient = operations(&format!(
@@ -175,6 +210,7 @@ mod tests {
             OperationCounts {
                 attention: pairs / 2 * 5 / 2,
                 attention_block: 16 * 16 * (8 + 8) * 2 * 5 / 2,
+                attentions: 1,
                 ..OperationCounts::default()
             }
         );
@@ -189,11 +225,12 @@ mod tests {
         let throughput = p.throughput.expect("stated");
         assert_eq!(p.compute_us(0, none), throughput.gap_us + p.copy_us(1));
         assert_eq!(p.compute_us(2 << 28, none), throughput.gap_us + p.copy_us(1 << 28));
-        let million = OperationCounts { matmul_16bit: 690_000_000_000, ..none };
-        let million_us = throughput.gap_us + 690e9 / (throughput.matmul_16bit * 1e6);
+        let million = OperationCounts { matmul_16bit: 690_000_000_000, products: 1, terms: 2048, ..none };
+        let gap_us = throughput.product_gap_us + 2.0 * throughput.product_terms_us;
+        let million_us = gap_us + 690e9 / (throughput.matmul_16bit * 1e6);
         assert_eq!(p.compute_us(1024, million), million_us);
         // Narrow products are faster than wide ones, and a profile without a throughput estimates from bytes.
-        let wide = OperationCounts { matmul: 690_000_000_000, ..none };
+        let wide = OperationCounts { matmul: 690_000_000_000, matmul_16bit: 0, ..million };
         assert!(p.compute_us(1024, wide) > p.compute_us(1024, million));
         let without = MachineProfile { throughput: None, ..p.clone() };
         assert_eq!(without.compute_us(1024, million), p.copy_us(690_000_000_000 / 512));
@@ -205,25 +242,57 @@ mod tests {
             .map(|(rows, rate)| ProductRate { rows, matmul_16bit: rate, matmul: rate / 4.0 })
             .to_vec();
         let p = MachineProfile { product_rates, ..profile() };
-        let gap_us = p.gap_us();
-        let narrow = |rows| {
-            p.compute_us(
-                0,
-                OperationCounts { matmul_16bit: 4_000_000_000, rows, ..OperationCounts::default() },
-            )
-        };
+        let gap_us = p.throughput.expect("stated").product_gap_us;
+        let product = |rows| OperationCounts { rows, products: 1, ..OperationCounts::default() };
+        let narrow = |rows| p.compute_us(0, OperationCounts { matmul_16bit: 4_000_000_000, ..product(rows) });
         for (rows, expected) in [(1, 4.0), (26, 103.0), (101, 400.0), (5000, 400.0)] {
             assert!((narrow(rows) - gap_us - 4e9 / (expected * 1e6)).abs() < 1e-9, "{rows}");
         }
-        let wide = p.compute_us(
-            0,
-            OperationCounts { matmul: 4_000_000_000, rows: 101, ..OperationCounts::default() },
-        );
+        let wide = p.compute_us(0, OperationCounts { matmul: 4_000_000_000, ..product(101) });
         assert!((wide - gap_us - 4.0 * (narrow(101) - gap_us)).abs() < 1e-9);
         // The rate of one row is that of reading.
-        let one = OperationCounts { matmul_16bit: 1, rows: 101, ..OperationCounts::default() };
+        let one = OperationCounts { matmul_16bit: 1, ..product(101) };
         assert_eq!(p.compute_us(8_000_000, one), gap_us + 2.0);
-        assert_eq!(p.compute_us(8, one), gap_us + p.copy_us(1));
+    }
+
+    #[test]
+    fn products_of_one_kernel_have_one_gap() {
+        let p = profile();
+        let t = p.throughput.expect("stated");
+        let gap_us = |rows: u64, weight: &str, residual: &str| {
+            let text = format!(
+                "program \"p\" ranks 2\ngroup @g world\narg %x: bf16[{rows}, 1024]\nparam %a: bf16[1024, 1024]\n\
+                 param %b: bf16[1024, 1024]\n%ta: bf16[1024, 1024] = permute %a perm=[1, 0]\n\
+                 %tb: bf16[1024, 1024] = permute %b perm=[1, 0]\n%y: bf16[{rows}, 1024] = matmul %x, %{weight}a\n\
+                 %z: bf16[{rows}, 1024] = matmul %x, %{weight}b\n%s: bf16[{rows}, 1024] = mul %y, %z\nreturn %s\nreturn %z\n"
+            );
+            let graph = text::parse(&text).expect("a program");
+            let names = ["y", "z"].into_iter().chain([residual].into_iter().filter(|r| !r.is_empty()));
+            let nodes: Vec<NodeId> = names
+                .map(|name| graph.nodes.keys().find(|&n| graph.node_name(n) == name).expect("a node"))
+                .collect();
+            let size = |d: &Dim| d.as_const().map_or(1, |c| c as u64);
+            let moved = StepTraffic { bytes: 0, kernels: 1 };
+            let us = p.timed_step(&graph, nodes.into_iter(), moved, None, size).time as f64 / 1000.0;
+            let operations = 2.0 * 2.0 * rows as f64 * 1024.0 * 1024.0;
+            let rate =
+                ProductRate::interpolate_rate(&p.product_rates, rows, |r| r.matmul_16bit).expect("rates");
+            us - operations / (rate * 1e6)
+        };
+        let one = t.product_gap_us + t.product_terms_us;
+        for (rows, weight, residual, gaps) in [
+            (8, "t", "", 1.0),
+            (8, "", "", 2.0),
+            (512, "t", "", 2.0),
+            (8, "", "s", 1.0),
+            (512, "t", "s", 1.0),
+        ] {
+            let found = gap_us(rows, weight, residual);
+            assert!(
+                (found - gaps * one).abs() < 0.01,
+                "{rows} {weight} {residual}: {found}, expected {gaps} of {one}"
+            );
+        }
     }
 
     /// Times of products are those of the text form's `matmul` with weights of `k` × `n`.
@@ -236,8 +305,15 @@ mod tests {
                 for rows in (1..=300).chain((3..=96).map(|i| i * 128)) {
                     let done = 2 * rows * k * n;
                     let [matmul_16bit, matmul] = if bytes == 2 { [done, 0] } else { [0, done] };
-                    let operations =
-                        OperationCounts { matmul_16bit, matmul, rows, ..OperationCounts::default() };
+                    let (products, terms) = (1, k.min(super::super::MAX_SERIAL_TERMS));
+                    let operations = OperationCounts {
+                        matmul_16bit,
+                        matmul,
+                        rows,
+                        products,
+                        terms,
+                        ..OperationCounts::default()
+                    };
                     let us = p.compute_us(bytes * (k * n + rows * (k + n)), operations);
                     assert!(us >= before_us, "{name}: {rows} × {k} × {n}: {us} after {before_us}");
                     before_us = us;

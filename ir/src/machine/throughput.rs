@@ -18,9 +18,16 @@ pub struct Throughput {
     /// Matrix products of wider types.
     pub matmul: f64,
     pub attention: f64,
-    /// The time of a kernel in addition to its bytes and operations, in microseconds: from the end of the
-    /// kernel before it until it moves bytes at full speed, and its end.
+    /// The time of a kernel in addition to that of a copy of as many bytes, in microseconds.
     pub gap_us: f64,
+    /// The time of a product in addition to its bytes and operations, in microseconds: from the end of the kernel before it
+    /// until it moves bytes at full speed, and its end.
+    pub product_gap_us: f64,
+    /// The time that a product takes in addition for each 1024 terms of its sums, up to [`MAX_SERIAL_TERMS`], in
+    /// microseconds.
+    pub product_terms_us: f64,
+    /// The time of attention in addition to its bytes and operations, in microseconds.
+    pub attention_gap_us: f64,
     /// The minimum time between the end of a step and the start of a step of the other lane that waits for it,
     /// in microseconds.
     pub crossing_us: f64,
@@ -34,6 +41,9 @@ impl Throughput {
             ("matmul", self.matmul),
             ("attention", self.attention),
             ("gap_us", self.gap_us),
+            ("product_gap_us", self.product_gap_us),
+            ("product_terms_us", self.product_terms_us),
+            ("attention_gap_us", self.attention_gap_us),
             ("crossing_us", self.crossing_us),
         ];
         fields.into_iter().find(|(_, value)| !ALLOWED_NUMBERS.contains(value))
@@ -104,7 +114,17 @@ pub struct OperationCounts {
     pub attention_block: u64,
     /// The maximum number of rows of the result of a product.
     pub rows: u64,
+    /// The number of products.
+    pub products: u64,
+    /// The sum of the terms of the products' sums, each up to [`MAX_SERIAL_TERMS`].
+    pub terms: u64,
+    /// The number of attentions with several queries for each head, and of their gradients.
+    pub attentions: u64,
 }
+
+/// The number of terms from which on a product divides its sums: more terms take no more time besides that of their bytes
+/// and operations.
+pub const MAX_SERIAL_TERMS: u64 = 4096;
 
 impl OperationCounts {
     /// The operations of a node, where `size` evaluates a dim. If the groups of a grouped product divide K, all
@@ -126,6 +146,8 @@ impl OperationCounts {
                 let operations = elements(&result.shape).saturating_mul(terms).saturating_mul(2);
                 let narrow = operand.dtype.size() <= 2 && operand.dtype.is_float();
                 *(if narrow { &mut out.matmul_16bit } else { &mut out.matmul }) = operations;
+                out.products = 1;
+                out.terms = terms.min(MAX_SERIAL_TERMS);
                 out.rows = match &result.shape[..] {
                     [.., rows, _]
                         if !is_grouped
@@ -138,19 +160,27 @@ impl OperationCounts {
                 };
             }
             OpCost::Attention { bounds } => {
-                (out.attention, out.attention_block) = count_attention(graph, &node.inputs, bounds, &size);
+                [out.attention, out.attention_block, out.attentions] =
+                    count_attention(graph, &node.inputs, bounds, &size);
             }
             // The gradient recomputes the weights and has four more products: two and a half times the
             // operations.
             OpCost::AttentionGradient { bounds } => {
                 let forward = node.inputs.get(3..).unwrap_or_default();
-                let (operations, block) = count_attention(graph, forward, bounds, &size);
+                let [operations, block, tiled] = count_attention(graph, forward, bounds, &size);
                 out.attention = operations.saturating_mul(5) / 2;
                 out.attention_block = block.saturating_mul(5) / 2;
+                out.attentions = tiled;
             }
             OpCost::Bytes | OpCost::Sort => {}
         }
         out
+    }
+
+    /// The operations of products whose results other nodes of their kernel use: one product.
+    pub fn as_one_kernel(self) -> OperationCounts {
+        let OperationCounts { products, terms, .. } = self;
+        OperationCounts { products: products.min(1), terms: terms / products.max(1), ..self }
     }
 
     pub fn plus(self, other: OperationCounts) -> OperationCounts {
@@ -160,6 +190,9 @@ impl OperationCounts {
             attention: self.attention.saturating_add(other.attention),
             attention_block: self.attention_block.saturating_add(other.attention_block),
             rows: self.rows.max(other.rows),
+            products: self.products.saturating_add(other.products),
+            terms: self.terms.saturating_add(other.terms),
+            attentions: self.attentions.saturating_add(other.attentions),
         }
     }
 }
@@ -167,7 +200,8 @@ impl OperationCounts {
 /// The rows of queries that kernels of attention assign to one block of threads.
 const ROWS_PER_BLOCK: u64 = 128;
 
-/// The operations of attention, in total and for the largest block: queries by keys, and weights by values.
+/// The operations of attention, in total and for the largest block: queries by keys, and weights by values. The third number
+/// is 1 if there are several queries for each head.
 /// With one bound relative to the row, rows see half of the keys on average, but the last block of rows sees
 /// all of them. With several, as in a window, no block sees more than others.
 fn count_attention(
@@ -175,11 +209,11 @@ fn count_attention(
     inputs: &[ValueId],
     bounds: &[AttentionBound],
     size: &impl Fn(&Dim) -> u64,
-) -> (u64, u64) {
-    let [q, k, v, ..] = inputs[..] else { return (0, 0) };
+) -> [u64; 3] {
+    let [q, k, v, ..] = inputs[..] else { return [0; 3] };
     let [q, k, v] = [q, k, v].map(|x| &graph.ty(x).shape[..]);
     let (Some((width, rows)), Some(value), [.., keys, _]) = (q.split_last(), v.last(), k) else {
-        return (0, 0);
+        return [0; 3];
     };
     let rows_of_head = rows.last().map_or(1, size);
     let rows = rows.iter().map(size).fold(1, u64::saturating_mul);
@@ -187,9 +221,9 @@ fn count_attention(
     let total = rows.saturating_mul(of_row);
     let block = rows_of_head.min(ROWS_PER_BLOCK).saturating_mul(of_row);
     match bounds.iter().filter(|b| b.row).count() {
-        _ if rows_of_head <= 1 => (total, 0),
-        0 => (total, block),
-        1 => (total / 2, block),
-        _ => (total / 2, 0),
+        _ if rows_of_head <= 1 => [total, 0, 0],
+        0 => [total, block, 1],
+        1 => [total / 2, block, 1],
+        _ => [total / 2, 0, 1],
     }
 }

@@ -225,12 +225,11 @@ mod tests {
             let rules = CompiledRules::compiled(numerics).expect("rules parse");
             for region in region::find_regions(&graph, &config.bound, &context) {
                 let key = region.key(&graph, &LowerConditions::default());
-                let saturated = SaturatedRegion::new(&region.form, &context, &rules.all, false)
-                    .expect("it is imported");
+                let saturated =
+                    SaturatedRegion::new(&region.form, &context, &rules.all, false).expect("it is imported");
                 let uses = build_cost_model(&saturated.graph, &saturated.imported, &key);
-                let roots = saturated
-                    .imported
-                    .result_classes(&saturated.graph, &region.form, |used| used.outside);
+                let roots =
+                    saturated.imported.result_classes(&saturated.graph, &region.form, |used| used.outside);
                 let open = roots.iter().map(|&root| saturated.graph.find(root)).collect();
                 let expected = least(&saturated.graph, &uses, &open, &mut BTreeMap::new());
                 let extraction =

@@ -84,11 +84,7 @@ pub struct ResultUse {
 
 pub const MAX_REGION_NODES: usize = 48;
 
-pub fn find_regions(
-    graph: &Graph,
-    bound: &BTreeSet<InputId>,
-    context: &LowerContext,
-) -> Vec<RewriteRegion> {
+pub fn find_regions(graph: &Graph, bound: &BTreeSet<InputId>, context: &LowerContext) -> Vec<RewriteRegion> {
     let numerics = context.numerics;
     let sums = if numerics.allows(NumericsClass::Reassociate) {
         sums::joined_additions(graph)
