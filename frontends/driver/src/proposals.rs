@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use symmc_ir::{CollectiveVariant, Node, Op};
 use symmc_passes::lower::{CollectiveConditions, LowerConditions, VariantSet};
-use symmc_passes::{CoalesceConfig, CoalesceReach, JoinMode};
+use symmc_passes::{CoalesceConfig, CoalesceReach, CoalescedSet, JoinMode};
 use symmc_plan::{Bucket, Decision};
 use symmc_planner::BucketInput;
 
@@ -193,23 +193,41 @@ fn use_no_rewriting(search: &SearchState<'_>) -> Result<Vec<ProposedChoice>> {
 /// chosen with the conditions of the best choice, and with one variant for all.
 fn join_collectives(search: &SearchState<'_>, joining: JoinMode) -> Result<Vec<ProposedChoice>> {
     let best = &search.best.choice;
-    let kept = rewritten_collectives(&search.best.bucket);
-    let mut choices = Vec::new();
-    let is_large = search.programs.graph(best.for_small_sizes).nodes.len() > LARGE_PROGRAM_NODES;
+    let program = search.programs.graph(best.for_small_sizes);
+    let is_large = program.nodes.len() > LARGE_PROGRAM_NODES;
     let reaches = if is_large { &COALESCE_REACHES[..LARGE_PROGRAM_REACHES] } else { COALESCE_REACHES };
-    for &reach in reaches {
-        let config = CoalesceConfig { joining, reach, kept: kept.clone() };
-        let sets = search.pipeline.joinable(search.programs, best.for_small_sizes, &config)?;
-        let mut choice = best.clone();
-        match joining {
-            JoinMode::Packed => choice.packed = sets,
-            JoinMode::Together => choice.together = sets,
-        }
-        if choice != *best && !choices.iter().any(|known: &ProposedChoice| known.choice == choice) {
-            let sets = if joining == JoinMode::Packed { &choice.packed } else { &choice.together };
+    let members = |sets: &[CoalescedSet]| -> BTreeSet<String> {
+        sets.iter().flatten().map(|&n| program.node_name(n).to_string()).collect()
+    };
+    let packed = members(&best.packed);
+    let rewritten: BTreeSet<String> =
+        rewritten_collectives(&search.best.bucket).difference(&packed).cloned().collect();
+    let sets = |joining, reach, kept: &BTreeSet<String>| {
+        let config = CoalesceConfig { joining, reach, kept: rewritten.union(kept).cloned().collect() };
+        search.pipeline.joinable(search.programs, best.for_small_sizes, &config)
+    };
+    let mut bases = vec![best.clone()];
+    if joining == JoinMode::Together {
+        // Packed collectives cannot run together with others, and small ones may be the only ones to pack.
+        let none = BTreeSet::new();
+        let small = sets(JoinMode::Packed, SMALL_COLLECTIVES, &none)?;
+        bases.push(Choice { packed: small, ..best.clone() });
+        bases.dedup();
+    }
+    let mut choices: Vec<ProposedChoice> = Vec::new();
+    for base in &bases {
+        let kept = if joining == JoinMode::Together { members(&base.packed) } else { BTreeSet::new() };
+        for &reach in reaches {
+            let sets = sets(joining, reach, &kept)?;
             let joined = sets.iter().map(Vec::len).sum::<usize>();
             let change = format!("{joined} collectives in {} sets", sets.len());
-            choices.push(ProposedChoice::of_all(choice, change));
+            let choice = match joining {
+                JoinMode::Packed => Choice { packed: sets, ..base.clone() },
+                JoinMode::Together => Choice { together: sets, ..base.clone() },
+            };
+            if choice != *best && !choices.iter().any(|known| known.choice == choice) {
+                choices.push(ProposedChoice::of_all(choice, change));
+            }
         }
     }
     if is_large {
@@ -239,12 +257,15 @@ fn separate_collectives(search: &SearchState<'_>) -> Result<Vec<ProposedChoice>>
 /// is worth (two all-reduces of 16 MiB in each of four layers, on two H200: 1834 µs as one, 1789 µs apart).
 const COALESCE_REACHES: &[CoalesceReach] = &[
     CoalesceReach { window_us: 160.0, least_startup: 0.5 },
-    CoalesceReach { window_us: f64::INFINITY, least_startup: 0.5 },
+    SMALL_COLLECTIVES,
     CoalesceReach { window_us: 160.0, least_startup: MIN_STARTUP_FRACTION },
     CoalesceReach { window_us: 640.0, least_startup: MIN_STARTUP_FRACTION },
     CoalesceReach { window_us: 10.0, least_startup: MIN_STARTUP_FRACTION },
     CoalesceReach { window_us: f64::INFINITY, least_startup: MIN_STARTUP_FRACTION / 2.0 },
 ];
+
+/// The reach of all collectives that are mostly start-up.
+const SMALL_COLLECTIVES: CoalesceReach = CoalesceReach { window_us: f64::INFINITY, least_startup: 0.5 };
 
 /// The number of reaches that are tried for programs of more than [`LARGE_PROGRAM_NODES`] nodes.
 const LARGE_PROGRAM_REACHES: usize = 4;

@@ -33,7 +33,7 @@ const MAX_ROUNDS: usize = 3;
 const MAX_ATTEMPTS: usize = 240;
 
 /// The most nodes of all different programs that are lowered for one bucket.
-const MAX_LOWERED_NODES: usize = 24_000;
+const MAX_LOWERED_NODES: usize = 60_000;
 
 /// The most times that variants are chosen again with the schedule of the attempt before.
 const MAX_OBSERVED_ROUNDS: usize = 2;
