@@ -5,7 +5,9 @@ use std::collections::{BTreeSet, HashMap};
 use symmc_ir::machine::{MachineProfile, StepTraffic};
 use symmc_ir::{Dim, Dispatch, DispatchForm, Graph, NodeId};
 use symmc_passes::lower::LowerConditions;
-use symmc_plan::{Bucket, BucketEstimate, ExitBarrier, ParsedProgram, ResolveError};
+use symmc_plan::{
+    Bucket, BucketEstimate, CommunicationEstimate, Decision, ExitBarrier, ParsedProgram, ResolveError,
+};
 use symmc_planner::{BucketInput, PlacedPrograms};
 
 use crate::error::{DriverError, Result};
@@ -57,7 +59,7 @@ impl Attempt {
         for decision in &self.bucket.decisions {
             let own_times = decision.nodes.iter().filter_map(|name| times.get(name.as_str()));
             let (us, overlapped_us) =
-                own_times.fold((0.0, 0.0), |sum, &(us, overlapped)| (sum.0 + us, sum.1 + overlapped));
+                own_times.fold((0.0, 0.0), |sum, own| (sum.0 + own.us, sum.1 + own.overlapped_us));
             let eighths = if us > 0.0 { (8.0 * overlapped_us / us).round().min(8.0) as u8 } else { 0 };
             let exit_kept = decision.nodes.iter().any(|n| kept.contains(n.as_str()));
             if eighths > 0 || exit_kept || conditions.by_name.contains_key(&decision.collective) {
@@ -70,15 +72,23 @@ impl Attempt {
         Ok(conditions)
     }
 
-    /// The microseconds of each collective of the planned program, alone and next to computation. Each collective of
-    /// a step has the times of the step.
-    fn collective_times(&self) -> Result<HashMap<&str, (f64, f64)>, ResolveError> {
+    /// The microseconds that the collectives of each decision add to the run, as far as nothing hides them.
+    pub fn exposed_times(&self) -> Result<Vec<f64>> {
+        let times = self.collective_times().map_err(DriverError::defect)?;
+        let exposed = |decision: &Decision| {
+            decision.nodes.iter().filter_map(|name| times.get(name.as_str())).map(|own| own.exposed_us).sum()
+        };
+        Ok(self.bucket.decisions.iter().map(exposed).collect())
+    }
+
+    /// The times of each collective of the planned program by its name. Each collective of a step has the times of the
+    /// step.
+    fn collective_times(&self) -> Result<HashMap<&str, &CommunicationEstimate>, ResolveError> {
         let runs = self.program.resolve_steps(&self.bucket).collect::<Result<Vec<_>, ResolveError>>()?;
         let mut times = HashMap::new();
         for communication in &self.estimate.communication {
             let nodes = runs.get(communication.step).into_iter().flat_map(|run| run.nodes());
-            let us = (communication.us, communication.overlapped_us);
-            times.extend(nodes.map(|n| (self.program.graph.node_name(n), us)));
+            times.extend(nodes.map(|n| (self.program.graph.node_name(n), communication)));
         }
         Ok(times)
     }

@@ -45,8 +45,8 @@ pub fn estimate_at(
     program.estimate_at(bucket, profile, &named).map_err(DriverError::defect)
 }
 
-/// The estimated time of a run of each bucket if the same graph is planned with plain collectives only, in
-/// microseconds. `None` for a bucket whose ranges are not those of the graph's symbols.
+/// The estimated time of a run of each bucket if the same graph is planned with plain collectives only and without a
+/// search, in microseconds. `None` for a bucket whose ranges are not those of the graph's symbols.
 pub fn estimate_plain(
     graph: &Graph,
     plan: &CheckedPlan,
@@ -79,7 +79,8 @@ fn plan_to_estimate(
     buckets: Vec<BucketRequest>,
 ) -> Result<ParsedPlan> {
     let forms = canonical_forms(graph)?;
-    let plan = search_and_plan(&Pipeline::new(graph, options, &forms), buckets)?;
+    let pipeline = Pipeline { proposals: &[], ..Pipeline::new(graph, options, &forms) };
+    let plan = search_and_plan(&pipeline, buckets)?;
     let programs: Result<Vec<ParsedProgram>, _> =
         plan.programs.iter().map(|t| ParsedProgram::parse(t)).collect();
     let plan = ParsedPlan::from_parts(Arc::new(plan), graph.clone(), programs.map_err(DriverError::defect)?);

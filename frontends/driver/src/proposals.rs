@@ -102,12 +102,7 @@ pub const PROPOSALS: &[Proposal] = &[
         changes_schedule: true,
         choices: separate_collectives,
     },
-    Proposal {
-        name: "equal_collectives",
-        reason: "another form for all collectives that have equal alternatives",
-        changes_schedule: false,
-        choices: change_equal_collectives,
-    },
+    EQUAL_COLLECTIVES,
     Proposal {
         name: "single_collective",
         reason: "another form for one of several collectives that have equal alternatives",
@@ -121,6 +116,16 @@ pub const PROPOSALS: &[Proposal] = &[
         choices: need_less_symmetric_memory,
     },
 ];
+
+const EQUAL_COLLECTIVES: Proposal = Proposal {
+    name: "equal_collectives",
+    reason: "another form for all collectives that have equal alternatives",
+    changes_schedule: false,
+    choices: change_equal_collectives,
+};
+
+/// The proposals that are tried from runner-ups.
+pub const FORM_PROPOSALS: &[Proposal] = &[EQUAL_COLLECTIVES];
 
 /// The proposal that the search makes after each improvement.
 pub static OBSERVED_SCHEDULE: Proposal = Proposal {
@@ -352,22 +357,25 @@ fn change_equal_collectives(search: &SearchState<'_>) -> Result<Vec<ProposedChoi
     Ok(choices)
 }
 
-/// The most collectives of a group of equal ones that are changed alone.
-const MAX_CHANGED_ALONE: usize = 8;
+/// The most collectives that are changed alone.
+const MAX_CHANGED_ALONE: usize = 12;
 
+/// The least part of the cost that a collective must add to the run to be changed alone.
+const MIN_EXPOSED_PART: f64 = 2e-3;
+
+/// Other forms for single collectives out of groups of equal ones, for those that add most to the run.
 fn change_single_collectives(search: &SearchState<'_>) -> Result<Vec<ProposedChoice>> {
     let decisions = &search.best.bucket.decisions;
+    let exposed = search.best.exposed_times()?;
+    let groups = equal_collectives(&search.best.bucket).into_iter().filter(|group| group.len() > 1);
+    let mut changed: Vec<usize> =
+        groups.flatten().filter(|&d| exposed[d] >= MIN_EXPOSED_PART * search.best.cost).collect();
+    changed.sort_by(|&a, &b| exposed[b].total_cmp(&exposed[a]));
+    changed.truncate(MAX_CHANGED_ALONE);
     let mut choices = Vec::new();
-    for group in equal_collectives(&search.best.bucket).into_iter().filter(|group| group.len() > 1) {
-        // The first and the last collectives differ most in what can run concurrently.
-        let half = MAX_CHANGED_ALONE / 2;
-        let is_near_end = |i: &usize| *i < half || *i + half >= group.len();
-        let mut order: Vec<usize> = (0..group.len()).filter(is_near_end).collect();
-        order.sort_by_key(|&i| i.min(group.len() - 1 - i));
-        for i in order {
-            let forms = other_forms(&decisions[group[i]]);
-            choices.extend(forms.into_iter().map(|form| with_form(search, &group[i..=i], form)));
-        }
+    for d in changed {
+        let forms = other_forms(&decisions[d]);
+        choices.extend(forms.into_iter().map(|form| with_form(search, &[d], form)));
     }
     Ok(choices)
 }

@@ -3,7 +3,8 @@
 //! The first attempt chooses the variant of each collective alone. Each proposal then makes choices from the best
 //! attempt so far. A choice is lowered and planned, and its cost is the estimate of the whole plan: time, and memory at
 //! a price. The cheapest attempt stays. Rounds of all proposals end when one of them finds nothing better, or when
-//! [`MAX_ATTEMPTS`] or [`MAX_LOWERED_NODES`] is reached.
+//! [`MAX_ATTEMPTS`] or [`MAX_LOWERED_NODES`] is reached. Then the search is restarted from runner-ups that have other
+//! variants and cost little more, because several collectives may have to change together.
 //!
 //! A limit of symmetric memory is a constraint of the same loop. The search then also keeps the fastest attempt that
 //! fits. Each attempt is scheduled in the requested order and in the leanest order, for the same and for an unknown next
@@ -24,7 +25,7 @@ use crate::attempt::{Attempt, communication_us};
 use crate::divide::{BucketRequest, SymbolRanges};
 use crate::error::{DriverError, Result};
 use crate::pipeline::{BucketPrograms, Choice, Pipeline};
-use crate::proposals::{OBSERVED_SCHEDULE, PROPOSALS, Proposal, ProposedChoice, SearchState};
+use crate::proposals::{FORM_PROPOSALS, OBSERVED_SCHEDULE, Proposal, ProposedChoice, SearchState};
 
 /// The most rounds of all proposals.
 const MAX_ROUNDS: usize = 3;
@@ -43,6 +44,12 @@ const MAX_SKETCH_RATIO: f64 = 1.01;
 
 /// The most that an attempt may cost, relative to the best one, for its variants to be chosen again with its own schedule.
 const MAX_NEAR_RATIO: f64 = 1.25;
+
+/// The most that an attempt may cost, relative to the best one, for the search to restart from it.
+const MAX_RESTART_RATIO: f64 = 1.03;
+
+/// The most attempts from which the search restarts.
+const MAX_RESTARTS: usize = 2;
 
 /// The difference of costs in microseconds below which attempts count as equal.
 const MIN_SAVED_US: f64 = 1e-3;
@@ -85,14 +92,17 @@ struct BucketSearch<'a> {
     known_graphs: Vec<Graph>,
     lowered_nodes: usize,
     tried: Vec<TriedProposal>,
+    /// The attempts from which the search may restart, with the costs of their sketches.
+    runner_ups: Vec<(Attempt, f64)>,
 }
 
 /// The result of planning a choice.
 enum Considered {
     /// It is the best attempt now.
     Better,
-    /// It costs at most [`MAX_NEAR_RATIO`] times as much as the best attempt.
-    Near(Box<Attempt>),
+    /// It costs at most [`MAX_NEAR_RATIO`] times as much as the best attempt. The cost of its sketch is given if the whole
+    /// plan was made.
+    Near(Box<Attempt>, Option<f64>),
     Worse,
 }
 
@@ -132,6 +142,7 @@ pub fn search_bucket(
         known_graphs,
         lowered_nodes: 0,
         tried: Vec::new(),
+        runner_ups: Vec::new(),
     };
     search.fit(&search.best.clone())?;
     if has_collectives {
@@ -168,9 +179,29 @@ impl BucketSearch<'_> {
         let Attempt { choice, input, .. } = self.best.clone();
         self.best_sketch_cost = plan_free(self.pipeline, &self.sketch_config, choice, input)?.cost;
         self.follow_schedule()?;
+        self.run_rounds(self.pipeline.proposals)?;
+        self.runner_ups.sort_by(|(a, _), (b, _)| a.cost.total_cmp(&b.cost));
+        for (runner_up, sketch_cost) in std::mem::take(&mut self.runner_ups).into_iter().take(MAX_RESTARTS) {
+            if runner_up.cost > MAX_RESTART_RATIO * self.best.cost {
+                break;
+            }
+            let best = std::mem::replace(&mut self.best, runner_up);
+            let best_sketch_cost = std::mem::replace(&mut self.best_sketch_cost, sketch_cost);
+            self.run_rounds(FORM_PROPOSALS)?;
+            if self.best.cost > best.cost - MIN_SAVED_US {
+                (self.best, self.best_sketch_cost) = (best, best_sketch_cost);
+            } else {
+                self.run_rounds(self.pipeline.proposals)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tries the choices of these proposals until they find nothing better.
+    fn run_rounds(&mut self, proposals: &'static [Proposal]) -> Result<()> {
         for _ in 0..MAX_ROUNDS {
             let before = self.best.cost;
-            for proposal in PROPOSALS {
+            for proposal in proposals {
                 if self.is_exhausted() {
                     return Ok(());
                 }
@@ -200,10 +231,11 @@ impl BucketSearch<'_> {
     fn try_proposal(&mut self, proposal: &'static Proposal, proposed: ProposedChoice) -> Result<bool> {
         match self.consider(proposal, proposed.clone())? {
             Considered::Better => Ok(true),
-            Considered::Near(attempt) if proposal.changes_schedule => {
+            Considered::Near(attempt, sketch_cost) if proposal.changes_schedule => {
                 let conditions = attempt.observed_conditions()?;
-                let choice = Choice { conditions, ..attempt.choice };
+                let choice = Choice { conditions, ..attempt.choice.clone() };
                 let proposed = ProposedChoice { choice, ..proposed };
+                self.runner_ups.extend(sketch_cost.map(|cost| (*attempt, cost)));
                 Ok(matches!(self.consider(proposal, proposed)?, Considered::Better))
             }
             _ => Ok(false),
@@ -259,7 +291,7 @@ impl BucketSearch<'_> {
                 self.best_sketch_cost = sketch_cost;
                 Ok(Considered::Better)
             }
-            None if cost <= MAX_NEAR_RATIO * before => Ok(Considered::Near(Box::new(attempt))),
+            None if cost <= MAX_NEAR_RATIO * before => Ok(Considered::Near(Box::new(attempt), sketch_cost)),
             None => Ok(Considered::Worse),
         }
     }
