@@ -301,6 +301,9 @@ fn equal_collectives(bucket: &Bucket) -> Vec<Vec<usize>> {
 /// The most alternatives of a collective that are tried, cheapest first.
 const MAX_ALTERNATIVES: usize = 12;
 
+/// The most that an alternative may take alone, relative to the chosen one, to be tried.
+const MAX_FORM_RATIO: f64 = 2.0;
+
 /// A form of a collective: the variants that may run it, and whether it may be rewritten.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct CollectiveForm {
@@ -312,7 +315,9 @@ struct CollectiveForm {
 /// for all parts of a rewritten form.
 fn other_forms(decision: &Decision) -> Vec<CollectiveForm> {
     let mut forms: Vec<CollectiveForm> = Vec::new();
-    for alternative in &decision.alternatives {
+    let chosen = decision.alternatives.iter().find(|a| a.name == decision.chosen);
+    let max_us = chosen.map_or(f64::INFINITY, |chosen| MAX_FORM_RATIO * (chosen.us + chosen.copy_us));
+    for alternative in decision.alternatives.iter().filter(|a| a.us <= max_us) {
         let parts = alternative.name.split(" + ").map(|part| part.rsplit_once('.').map_or(part, |(_, v)| v));
         let Some(variants) = parts.map(CollectiveVariant::from_name).collect::<Option<VariantSet>>() else {
             continue;

@@ -51,6 +51,9 @@ const MAX_RESTART_RATIO: f64 = 1.03;
 /// The most attempts from which the search restarts.
 const MAX_RESTARTS: usize = 2;
 
+/// The most attempts of one proposal that may follow each other without finding anything better.
+const MAX_FRUITLESS: usize = 24;
+
 /// The difference of costs in microseconds below which attempts count as equal.
 const MIN_SAVED_US: f64 = 1e-3;
 
@@ -205,12 +208,20 @@ impl BucketSearch<'_> {
                 if self.is_exhausted() {
                     return Ok(());
                 }
+                let mut fruitless = 0;
                 for proposed in (proposal.choices)(&self.state())? {
                     if self.is_exhausted() {
                         return Ok(());
                     }
+                    if fruitless >= MAX_FRUITLESS {
+                        break;
+                    }
+                    let before = self.tried.len();
                     if self.try_proposal(proposal, proposed)? {
                         self.follow_schedule()?;
+                        fruitless = 0;
+                    } else {
+                        fruitless += self.tried.len() - before;
                     }
                 }
             }

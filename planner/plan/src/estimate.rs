@@ -127,14 +127,6 @@ impl ParsedProgram {
         timed.collect()
     }
 
-    /// The estimated microseconds of each step of a bucket alone, at the upper bounds of its symbols. Errors are those
-    /// of [`estimate`](Self::estimate).
-    pub fn step_times(&self, bucket: &Bucket, profile: &MachineProfile) -> Result<Vec<f64>, ResolveError> {
-        let runs = self.resolve_steps(bucket).collect::<Result<Vec<StepNodes>, ResolveError>>()?;
-        let timed = self.timed_steps(bucket, &runs, profile, &self.resolve_symbols(bucket)?);
-        Ok(timed.iter().map(|step| microseconds(step.time)).collect())
-    }
-
     fn is_modelled(&self, run: StepNodes, step: &Step, profile: &MachineProfile) -> bool {
         run.nodes().filter_map(|n| self.graph.nodes[n].op.as_collective()).any(|c| {
             let ranks = self.graph.group_size(c.group).unwrap_or(1);
