@@ -27,6 +27,9 @@ use crate::error::{Error, ErrorKind};
 
 /// The columns of products, and of the rows that collectives exchange.
 const PRODUCT_COLUMNS: u64 = 4096;
+/// The columns of products whose rates are measured: so many that the kernels of few rows, whose gaps are shorter than the
+/// library's, hardly matter.
+const RATE_COLUMNS: u64 = 8192;
 /// The number of consecutive products, each with different weights so that caches hold none of them.
 const PRODUCTS_PER_RUN: usize = 8;
 /// The rows of products and attention whose gaps are measured: too few for their operations to take long.
@@ -162,7 +165,7 @@ impl ProfileTuner<'_> {
     /// Measures the rates of products by their rows, without the gaps of their kernels.
     fn measure_products(&mut self) {
         let mut rates = Vec::new();
-        let terms = PRODUCT_COLUMNS.min(MAX_SERIAL_TERMS) as f64 / 1024.0;
+        let terms = RATE_COLUMNS.min(MAX_SERIAL_TERMS) as f64 / 1024.0;
         let gap_us = self.profile.throughput.map_or(0.0, |t| t.product_gap_us + t.product_terms_us * terms);
         let gaps_us = gap_us * PRODUCTS_PER_RUN as f64;
         for rows in MEASURED_ROWS {
@@ -188,12 +191,13 @@ impl ProfileTuner<'_> {
     /// Products in the form that models have, if each is one step: those of few rows are then computed by symmc's kernels, which read
     /// weights faster than the library. Otherwise products alone.
     fn plan_products(&self, rows: u64, dtype: &str) -> Result<TunePlan, Error> {
-        let planned = self.plan_text(&residual_products_text(rows, dtype, PRODUCTS_PER_RUN))?;
+        let shape = [rows, RATE_COLUMNS];
+        let planned = self.plan_text(&residual_products_text(shape, dtype, PRODUCTS_PER_RUN))?;
         let is_one_step_each = planned.plan.buckets.iter().all(|b| b.steps.len() == PRODUCTS_PER_RUN);
         if is_one_step_each {
             return Ok(planned);
         }
-        self.plan_text(&products_text([rows, PRODUCT_COLUMNS], dtype, PRODUCTS_PER_RUN))
+        self.plan_text(&products_text(shape, dtype, PRODUCTS_PER_RUN))
     }
 
     fn measure_attention(&mut self) {
@@ -380,9 +384,9 @@ fn products_text(shape: [u64; 2], dtype: &str, count: usize) -> String {
 }
 
 /// Products of weights as PyTorch stores them, with residuals, one after another.
-fn residual_products_text(rows: u64, dtype: &str, count: usize) -> String {
-    let result = format!("{dtype}[{rows}, {PRODUCT_COLUMNS}]");
-    let weight = format!("{dtype}[{PRODUCT_COLUMNS}, {PRODUCT_COLUMNS}]");
+fn residual_products_text([rows, columns]: [u64; 2], dtype: &str, count: usize) -> String {
+    let result = format!("{dtype}[{rows}, {columns}]");
+    let weight = format!("{dtype}[{columns}, {columns}]");
     let mut header = format!("arg %p0: {result}\n");
     let mut body = String::new();
     for i in 0..count {

@@ -197,8 +197,10 @@ impl OperationCounts {
     }
 }
 
-/// The rows of queries that kernels of attention assign to one block of threads.
-const ROWS_PER_BLOCK: u64 = 128;
+/// The rows of queries that kernels of attention assign to one block of threads, by the width of heads.
+fn rows_per_block(width: u64) -> u64 {
+    if width > 128 { 64 } else { 128 }
+}
 
 /// The operations of attention, in total and for the largest block: queries by keys, and weights by values. The third number
 /// is 1 if there are several queries for each head.
@@ -219,7 +221,7 @@ fn count_attention(
     let rows = rows.iter().map(size).fold(1, u64::saturating_mul);
     let of_row = size(width).saturating_add(size(value)).saturating_mul(2).saturating_mul(size(keys));
     let total = rows.saturating_mul(of_row);
-    let block = rows_of_head.min(ROWS_PER_BLOCK).saturating_mul(of_row);
+    let block = rows_of_head.min(rows_per_block(size(width))).saturating_mul(of_row);
     match bounds.iter().filter(|b| b.row).count() {
         _ if rows_of_head <= 1 => [total, 0, 0],
         0 => [total, block, 1],
