@@ -79,7 +79,7 @@ fn plan_to_estimate(
     buckets: Vec<BucketRequest>,
 ) -> Result<ParsedPlan> {
     let forms = canonical_forms(graph)?;
-    let pipeline = Pipeline { proposals: &[], ..Pipeline::new(graph, options, &forms) };
+    let pipeline = Pipeline { is_searched: false, ..Pipeline::new(graph, options, &forms) };
     let plan = search_and_plan(&pipeline, buckets)?;
     let programs: Result<Vec<ParsedProgram>, _> =
         plan.programs.iter().map(|t| ParsedProgram::parse(t)).collect();

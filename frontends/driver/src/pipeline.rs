@@ -17,7 +17,6 @@ use symmc_planner::{BucketInput, CollectiveChoice, PlanConfig};
 
 use crate::divide::{BucketRequest, SymbolRanges};
 use crate::options::CompileOptions;
-use crate::proposals::{PROPOSALS, Proposal};
 
 /// The inputs of all attempts.
 #[derive(Clone, Copy)]
@@ -29,8 +28,8 @@ pub struct Pipeline<'a> {
     pub for_small_sizes: Option<&'a Graph>,
     /// The cache of solutions of regions that all lowerings share.
     pub solutions: &'a SolutionCache,
-    /// What the search tries besides the first attempt.
-    pub proposals: &'static [Proposal],
+    /// Whether the search tries more than the first attempt.
+    pub is_searched: bool,
 }
 
 /// How the collectives of a bucket are to run.
@@ -87,7 +86,7 @@ impl<'a> Pipeline<'a> {
             canonical: &forms.default_form,
             for_small_sizes: forms.for_small_sizes.as_ref(),
             solutions: &options.solutions,
-            proposals: PROPOSALS,
+            is_searched: true,
         }
     }
 

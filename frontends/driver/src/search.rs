@@ -25,7 +25,7 @@ use crate::attempt::{Attempt, communication_us};
 use crate::divide::{BucketRequest, SymbolRanges};
 use crate::error::{DriverError, Result};
 use crate::pipeline::{BucketPrograms, Choice, Pipeline};
-use crate::proposals::{FORM_PROPOSALS, OBSERVED_SCHEDULE, Proposal, ProposedChoice, SearchState};
+use crate::proposals::{FORM_PROPOSALS, OBSERVED_SCHEDULE, PROPOSALS, Proposal, ProposedChoice, SearchState};
 
 /// The most rounds of all proposals.
 const MAX_ROUNDS: usize = 3;
@@ -148,7 +148,7 @@ pub fn search_bucket(
         runner_ups: Vec::new(),
     };
     search.fit(&search.best.clone())?;
-    if has_collectives {
+    if has_collectives && pipeline.is_searched {
         search.run()?;
     }
     search.finish()
@@ -182,7 +182,7 @@ impl BucketSearch<'_> {
         let Attempt { choice, input, .. } = self.best.clone();
         self.best_sketch_cost = plan_free(self.pipeline, &self.sketch_config, choice, input)?.cost;
         self.follow_schedule()?;
-        self.run_rounds(self.pipeline.proposals)?;
+        self.run_rounds(PROPOSALS)?;
         self.runner_ups.sort_by(|(a, _), (b, _)| a.cost.total_cmp(&b.cost));
         for (runner_up, sketch_cost) in std::mem::take(&mut self.runner_ups).into_iter().take(MAX_RESTARTS) {
             if runner_up.cost > MAX_RESTART_RATIO * self.best.cost {
@@ -194,7 +194,7 @@ impl BucketSearch<'_> {
             if self.best.cost > best.cost - MIN_SAVED_US {
                 (self.best, self.best_sketch_cost) = (best, best_sketch_cost);
             } else {
-                self.run_rounds(self.pipeline.proposals)?;
+                self.run_rounds(PROPOSALS)?;
             }
         }
         Ok(())

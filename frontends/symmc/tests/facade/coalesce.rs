@@ -123,14 +123,14 @@ fn decisions_name_what_was_coalesced() {
 /// The gradients of a data-parallel step: those of biases are coalesced, and matrices do not wait for all others.
 #[test]
 fn gradients_are_coalesced_while_that_saves_time() {
-    let mut text = "program \"p\" ranks 4\ngroup @w world\narg %x: bf16[1024, 1024]\n".to_string();
+    let mut text = "program \"p\" ranks 4\ngroup @w world\narg %x: bf16[2048, 2048]\n".to_string();
     let (mut last, mut returned) = ("x".to_string(), String::new());
     for i in 0..12 {
         text += &format!(
-            "%m{i}: bf16[1024, 1024] = matmul %{last}, %x\n%g{i}: bf16[1024, 1024] = matmul %m{i}, %m{i}\n\
-             %b{i}: bf16[1024] = reduce %m{i} op=sum axes=[0] keep=false\n\
-             %r{i}: bf16[1024, 1024] = all_reduce %g{i} op=avg group=@w\n%s{i}: bf16[1024] = all_reduce %b{i} op=avg group=@w\n\
-             %u{i}: bf16[1024, 1024] = neg %r{i}\n%v{i}: bf16[1024] = neg %s{i}\n"
+            "%m{i}: bf16[2048, 2048] = matmul %{last}, %x\n%g{i}: bf16[2048, 2048] = matmul %m{i}, %m{i}\n\
+             %b{i}: bf16[2048] = reduce %m{i} op=sum axes=[0] keep=false\n\
+             %r{i}: bf16[2048, 2048] = all_reduce %g{i} op=avg group=@w\n%s{i}: bf16[2048] = all_reduce %b{i} op=avg group=@w\n\
+             %u{i}: bf16[2048, 2048] = neg %r{i}\n%v{i}: bf16[2048] = neg %s{i}\n"
         );
         returned += &format!("return %u{i}\nreturn %v{i}\n");
         last = format!("m{i}");
