@@ -21,8 +21,8 @@ pub struct SearchState<'a> {
     pub programs: &'a BucketPrograms<'a>,
     /// The best attempt so far.
     pub best: &'a Attempt,
-    /// The limit of the symmetric arena in bytes.
-    pub limit: Option<u64>,
+    /// Whether symmetric memory is limited.
+    pub is_limited: bool,
 }
 
 impl SearchState<'_> {
@@ -358,7 +358,7 @@ const EXACT_DESCENTS: u32 = 8;
 /// Choices that ask for ever less symmetric memory, with the collectives of the best choice joined and with none.
 fn need_less_symmetric_memory(search: &SearchState<'_>) -> Result<Vec<ProposedChoice>> {
     let mut choices = Vec::new();
-    if search.limit.is_none() {
+    if !search.is_limited {
         return Ok(choices);
     }
     let best = &search.best.choice;
