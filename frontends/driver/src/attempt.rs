@@ -9,7 +9,6 @@ use symmc_plan::{Bucket, BucketEstimate, ExitBarrier, ParsedProgram, ResolveErro
 use symmc_planner::{BucketInput, PlacedPrograms};
 
 use crate::error::{DriverError, Result};
-use crate::limit::FixedSizes;
 use crate::options::CompileOptions;
 use crate::pipeline::Choice;
 
@@ -23,19 +22,17 @@ pub struct Attempt {
     pub estimate: BucketEstimate,
     /// The microseconds of a run, plus the price of memory except fixed memory.
     pub cost: f64,
-    /// The part of the symmetric arena that serves all buckets.
-    pub fixed: FixedSizes,
-    /// The bytes of the rest of the symmetric arena.
+    /// The bytes of the symmetric arena, except fixed memory.
     pub block_bytes: u64,
 }
 
 impl Attempt {
-    /// Estimates a placed bucket.
+    /// Estimates a placed bucket. `fixed_bytes` are those of landing zones and bound inputs, which serve all buckets.
     pub fn new(
         choice: Choice,
         input: BucketInput,
         placed: PlacedPrograms,
-        fixed: FixedSizes,
+        fixed_bytes: u64,
         options: &CompileOptions,
     ) -> Result<Attempt> {
         let PlacedPrograms { mut buckets, mut programs } = placed;
@@ -43,10 +40,10 @@ impl Attempt {
             return Err(DriverError::defect("the planner placed no bucket"));
         };
         let estimate = program.estimate(&bucket, &options.profile).map_err(DriverError::defect)?;
-        let block_bytes = bucket.totals.symmetric_peak.saturating_sub(fixed.total());
+        let block_bytes = bucket.totals.symmetric_peak.saturating_sub(fixed_bytes);
         let bytes = bucket.totals.ordinary_peak.saturating_add(block_bytes);
         let cost = estimate.total_us + options.memory_price * bytes as f64 / f64::from(1 << 20);
-        Ok(Attempt { choice, input, bucket, program, estimate, cost, fixed, block_bytes })
+        Ok(Attempt { choice, input, bucket, program, estimate, cost, block_bytes })
     }
 
     /// The conditions of its choice, with the overlap and the exit barriers of its schedule.

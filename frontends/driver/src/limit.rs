@@ -26,10 +26,14 @@ use crate::divide::BucketRequest;
 use crate::error::{DriverError, Result};
 use crate::options::CompileOptions;
 use crate::pipeline::{Choice, Pipeline};
+use crate::proposals::symmetric_requests;
 use crate::search::SearchedBucket;
 
 /// The most sizes of the fixed memory for which a plan is made.
 const MAX_FIXED_SIZES: usize = 48;
+
+/// The most microseconds that buckets of one plan may lose to their plans alone without a search for another one.
+const MAX_LOST_US: f64 = 1e-3;
 
 /// The bytes of each region of the fixed memory.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -59,6 +63,34 @@ impl FixedSizes {
     }
 }
 
+/// What a program needs of the symmetric arena, as far as that is known before it has an order.
+#[derive(Clone)]
+pub struct SymmetricNeeds {
+    fixed: FixedSizes,
+    /// The sum of the bytes that its collectives ask for.
+    requested: u64,
+    largest_request: u64,
+}
+
+impl SymmetricNeeds {
+    pub fn new(pipeline: &Pipeline<'_>, config: &PlanConfig, input: &BucketInput) -> Result<SymmetricNeeds> {
+        let planner = Planner::new(pipeline.source, slice::from_ref(input), config)?;
+        let fixed = FixedSizes::new(planner.fixed_regions());
+        let mut needs = SymmetricNeeds { fixed, requested: 0, largest_request: 0 };
+        for bytes in symmetric_requests(&input.graph) {
+            needs.requested = needs.requested.saturating_add(bytes);
+            needs.largest_request = needs.largest_request.max(bytes);
+        }
+        Ok(needs)
+    }
+
+    fn is_within(&self, other: &SymmetricNeeds) -> bool {
+        self.fixed.is_within(&other.fixed)
+            && self.requested <= other.requested
+            && self.largest_request <= other.largest_request
+    }
+}
+
 /// An attempt of a bucket that can be planned again to fit a limit.
 #[derive(Clone)]
 pub struct Candidate {
@@ -66,7 +98,7 @@ pub struct Candidate {
     pub input: Arc<BucketInput>,
     /// The estimated microseconds of a run without a limit. Less memory does not make it faster.
     us: f64,
-    fixed: FixedSizes,
+    needs: SymmetricNeeds,
     /// The bytes of its blocks in the symmetric arena without a limit.
     block_bytes: u64,
     /// The same with all exit barriers kept that free memory.
@@ -74,15 +106,24 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    pub fn new(attempt: &Attempt, input: Arc<BucketInput>) -> Candidate {
+    pub fn new(attempt: &Attempt, input: Arc<BucketInput>, needs: SymmetricNeeds) -> Candidate {
         Candidate {
             choice: attempt.choice.clone(),
             input,
             us: attempt.estimate.total_us,
-            fixed: attempt.fixed.clone(),
+            needs,
             block_bytes: attempt.block_bytes,
             least_block_bytes: OnceLock::new(),
         }
+    }
+
+    /// Whether this candidate takes at most these microseconds, and needs no more of the symmetric arena.
+    pub fn replaces(&self, us: f64, needs: &SymmetricNeeds) -> bool {
+        self.us <= us && self.needs.is_within(needs)
+    }
+
+    fn fixed(&self) -> &FixedSizes {
+        &self.needs.fixed
     }
 
     /// Plans this bucket alone, in a symmetric arena in which blocks take at most `room` bytes.
@@ -142,7 +183,7 @@ impl Candidates {
         let fitted = self.fastest(pipeline, |fixed| limit.checked_sub(fixed.total()))?;
         let Some(FittedCandidate { candidate, plan, .. }) = fitted else { return Ok(None) };
         let (choice, input) = (candidate.choice.clone(), (*candidate.input).clone());
-        Attempt::new(choice, input, plan.placed, candidate.fixed.clone(), pipeline.options).map(Some)
+        Attempt::new(choice, input, plan.placed, candidate.fixed().total(), pipeline.options).map(Some)
     }
 
     /// The fastest candidate that fits. `room` gives the bytes for blocks next to some fixed memory.
@@ -156,7 +197,7 @@ impl Candidates {
             if fastest.as_ref().is_some_and(|fastest| candidate.us >= fastest.plan.us) {
                 break;
             }
-            let Some(room) = room(&candidate.fixed) else { continue };
+            let Some(room) = room(candidate.fixed()) else { continue };
             let Some(plan) = candidate.fit(pipeline, &self.config, room)? else { continue };
             if fastest.as_ref().is_none_or(|fastest| plan.us < fastest.plan.us) {
                 fastest = Some(FittedCandidate { index, candidate, plan });
@@ -167,13 +208,14 @@ impl Candidates {
 
     /// The least microseconds of the candidates that use no more than some fixed memory.
     fn least_us(&self, fixed: &FixedSizes) -> f64 {
-        let first = self.by_time.iter().find(|candidate| candidate.fixed.is_within(fixed));
+        let first = self.by_time.iter().find(|candidate| candidate.fixed().is_within(fixed));
         first.map_or(f64::INFINITY, |candidate| candidate.us)
     }
 
     /// Among the candidates that use no more than some fixed memory, the one whose blocks need the least, with their bytes.
     fn leanest(&self, pipeline: &Pipeline<'_>, fixed: &FixedSizes) -> Result<Option<(u64, &Candidate)>> {
-        let mut within: Vec<&Candidate> = self.by_time.iter().filter(|c| c.fixed.is_within(fixed)).collect();
+        let mut within: Vec<&Candidate> =
+            self.by_time.iter().filter(|c| c.fixed().is_within(fixed)).collect();
         within.sort_by_key(|candidate| candidate.block_bytes);
         let mut leanest: Option<(u64, &Candidate)> = None;
         for candidate in within {
@@ -193,7 +235,7 @@ impl Candidates {
         let mut useful: Vec<&Candidate> = Vec::new();
         for candidate in &self.by_time {
             let is_beaten = |other: &&Candidate| {
-                other.block_bytes <= candidate.block_bytes && other.fixed.is_within(&candidate.fixed)
+                other.block_bytes <= candidate.block_bytes && other.fixed().is_within(candidate.fixed())
             };
             if !useful.iter().any(is_beaten) {
                 useful.push(candidate);
@@ -201,12 +243,18 @@ impl Candidates {
         }
         let mut sizes: Vec<&FixedSizes> = Vec::new();
         for candidate in useful {
-            if !sizes.contains(&&candidate.fixed) {
-                sizes.push(&candidate.fixed);
+            if !sizes.contains(&candidate.fixed()) {
+                sizes.push(candidate.fixed());
             }
         }
         sizes
     }
+}
+
+/// A plan of all buckets with the estimated microseconds of a run of each, in sum.
+struct TimedPlan {
+    plan: Plan,
+    us: f64,
 }
 
 /// The smallest symmetric arena that was found for a plan.
@@ -231,25 +279,48 @@ impl LimitedPlanner<'_> {
 
     /// Makes the fastest plan that fits. If none does, returns the smallest arena that was found.
     pub fn plan(&self, buckets: &[Arc<SearchedBucket>]) -> Result<Result<Plan, SmallestArena>> {
-        let alone: Vec<BucketInput> = buckets.iter().map(|bucket| bucket.best.input.clone()).collect();
-        let all_fit = buckets.iter().all(|bucket| bucket.fits);
-        if all_fit && let Ok((plan, _)) = self.plan_inputs(&alone)? {
-            return Ok(Ok(plan));
-        }
         let candidates: Vec<&Candidates> = buckets.iter().map(|bucket| &bucket.candidates).collect();
+        let mut fastest: Option<TimedPlan> = None;
+        if buckets.iter().all(|bucket| bucket.fits) {
+            let inputs: Vec<BucketInput> = buckets.iter().map(|bucket| bucket.best.input.clone()).collect();
+            let us: f64 = buckets.iter().map(|bucket| bucket.best.estimate.total_us).sum();
+            fastest = self.plan_inputs(&inputs, us)?.ok();
+            // No plan is faster than the fastest ones of all buckets alone.
+            if let Some(fastest) = fastest.take_if(|fastest| fastest.us <= us + MAX_LOST_US) {
+                return Ok(Ok(fastest.plan));
+            }
+        }
         let sizes = joined_fixed_sizes(&candidates);
-        if all_fit && let Some(plan) = self.plan_by_fixed_sizes(&candidates, &sizes)? {
+        if let Some(plan) = self.plan_by_fixed_sizes(&candidates, &sizes, fastest)? {
             return Ok(Ok(plan));
         }
         let leanest = self.leanest_inputs(&candidates, sizes)?;
-        Ok(self.plan_inputs(&leanest)?.map(|(plan, _)| plan))
+        Ok(self.plan_inputs(&leanest, f64::INFINITY)?.map(|planned| planned.plan))
     }
 
-    /// Makes one plan of the programs of all buckets, and returns it with the microseconds of a run.
-    fn plan_inputs(&self, inputs: &[BucketInput]) -> Result<Result<(Plan, f64), SmallestArena>> {
+    /// Makes one plan of the programs of all buckets, whose plans alone take `alone_us` microseconds. Equal programs share
+    /// one order, unless that does not fit or takes longer.
+    fn plan_inputs(&self, inputs: &[BucketInput], alone_us: f64) -> Result<Result<TimedPlan, SmallestArena>> {
         let planner = Planner::new(self.pipeline.source, inputs, &self.config)?;
-        match schedules_within(&planner, self.pipeline.options, self.limit)? {
-            Ok(FittedSchedules { schedules, placed, us }) => Ok(Ok((schedules.write(placed.buckets)?, us))),
+        let shared = self.plan_within(&planner)?;
+        let is_good = shared.as_ref().is_ok_and(|planned| planned.us <= alone_us + MAX_LOST_US);
+        if is_good || planner.program_count() == inputs.len() {
+            return Ok(shared);
+        }
+        let config = PlanConfig { own_orders: (0..inputs.len()).collect(), ..self.config.clone() };
+        let own = self.plan_within(&Planner::new(self.pipeline.source, inputs, &config)?)?;
+        Ok(match (shared, own) {
+            (Ok(shared), Ok(own)) => Ok(if own.us < shared.us { own } else { shared }),
+            (Ok(planned), Err(_)) | (Err(_), Ok(planned)) => Ok(planned),
+            (Err(shared), Err(own)) => Err(if own.bytes < shared.bytes { own } else { shared }),
+        })
+    }
+
+    fn plan_within(&self, planner: &Planner<'_>) -> Result<Result<TimedPlan, SmallestArena>> {
+        match schedules_within(planner, self.pipeline.options, self.limit)? {
+            Ok(FittedSchedules { schedules, placed, us }) => {
+                Ok(Ok(TimedPlan { plan: schedules.write(placed.buckets)?, us }))
+            }
             Err(needed) => {
                 let bytes = needed.next_multiple_of(PAGE);
                 Ok(Err(SmallestArena { bytes, fixed_bytes: planner.fixed_bytes() }))
@@ -257,31 +328,36 @@ impl LimitedPlanner<'_> {
         }
     }
 
-    /// The fastest plan whose fixed memory has at most one of these sizes.
-    fn plan_by_fixed_sizes(&self, buckets: &[&Candidates], sizes: &[FixedSizes]) -> Result<Option<Plan>> {
-        let mut fastest: Option<(f64, Plan)> = None;
+    /// The fastest plan whose fixed memory has at most one of these sizes, or `fastest` if none is faster.
+    fn plan_by_fixed_sizes(
+        &self,
+        buckets: &[&Candidates],
+        sizes: &[FixedSizes],
+        mut fastest: Option<TimedPlan>,
+    ) -> Result<Option<Plan>> {
         let mut known: Vec<Vec<usize>> = Vec::new();
         for fixed in sizes {
+            let may_be_faster = |us: f64| fastest.as_ref().is_none_or(|fastest| us < fastest.us);
             let least_us: f64 = buckets.iter().map(|bucket| bucket.least_us(fixed)).sum();
-            let may_be_faster = |us: f64| fastest.as_ref().is_none_or(|(fastest_us, _)| us < *fastest_us);
             let Some(room) = self.limit.checked_sub(fixed.total()).filter(|_| may_be_faster(least_us)) else {
                 continue;
             };
             let Some(fitted) = self.fastest_of_each(buckets, fixed, room)? else { continue };
             let indices: Vec<usize> = fitted.iter().map(|fitted| fitted.index).collect();
-            if !may_be_faster(fitted.iter().map(|fitted| fitted.plan.us).sum()) || known.contains(&indices) {
+            let us = fitted.iter().map(|fitted| fitted.plan.us).sum();
+            if !may_be_faster(us) || known.contains(&indices) {
                 continue;
             }
             known.push(indices);
             let inputs: Vec<BucketInput> =
                 fitted.iter().map(|fitted| (*fitted.candidate.input).clone()).collect();
-            if let Ok((plan, us)) = self.plan_inputs(&inputs)?
-                && may_be_faster(us)
+            if let Ok(planned) = self.plan_inputs(&inputs, us)?
+                && may_be_faster(planned.us)
             {
-                fastest = Some((us, plan));
+                fastest = Some(planned);
             }
         }
-        Ok(fastest.map(|(_, plan)| plan))
+        Ok(fastest.map(|fastest| fastest.plan))
     }
 
     /// For each bucket, the fastest candidate within some fixed memory whose blocks take at most `room` bytes. `None` if a

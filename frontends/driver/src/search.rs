@@ -18,7 +18,7 @@ use symmc_planner::{BucketInput, PlanConfig, Planner, PlanningEffort};
 use crate::attempt::{Attempt, communication_us};
 use crate::divide::{BucketRequest, SymbolRanges};
 use crate::error::{DriverError, Result};
-use crate::limit::{Candidate, Candidates, FixedSizes};
+use crate::limit::{Candidate, Candidates, SymmetricNeeds};
 use crate::pipeline::{BucketPrograms, Choice, Pipeline};
 use crate::proposals::{OBSERVED_SCHEDULE, PROPOSALS, Proposal, ProposedChoice, SearchState};
 
@@ -127,9 +127,8 @@ pub fn search_bucket(
         attempts: 0,
         tried: Vec::new(),
     };
-    if search.is_limited() {
-        search.candidates.push(Candidate::new(&search.best, input));
-    }
+    let needs = search.limited_needs(&input)?;
+    search.candidates.extend(needs.map(|needs| Candidate::new(&search.best, input, needs)));
     if has_collectives {
         search.run()?;
     }
@@ -143,11 +142,11 @@ fn plan_free(
     choice: Choice,
     input: BucketInput,
 ) -> Result<Attempt> {
-    let (placed, fixed) = {
+    let (placed, fixed_bytes) = {
         let planner = Planner::new(pipeline.source, slice::from_ref(&input), config)?;
-        (planner.place()?, FixedSizes::new(planner.fixed_regions()))
+        (planner.place()?, planner.fixed_bytes())
     };
-    Attempt::new(choice, input, placed, fixed, pipeline.options)
+    Attempt::new(choice, input, placed, fixed_bytes, pipeline.options)
 }
 
 impl BucketSearch<'_> {
@@ -225,7 +224,7 @@ impl BucketSearch<'_> {
 
     /// Plans a choice, and keeps it if it costs less than the best one. A choice that cannot be planned, that gives a known
     /// program, or whose communication alone takes longer than the best plan is never better. The last one is planned
-    /// only as a candidate if symmetric memory is limited.
+    /// as a candidate if symmetric memory is limited and it may need less than others.
     fn consider(&mut self, proposal: &'static Proposal, proposed: ProposedChoice) -> Result<Considered> {
         let ProposedChoice { choice, change, collectives } = proposed;
         if !self.known_choices.insert(choice.clone()) {
@@ -239,16 +238,15 @@ impl BucketSearch<'_> {
         self.lowered_nodes += input.graph.nodes.len();
         let least_us = communication_us(&input.graph, &self.pipeline.options.profile);
         let is_slower = least_us >= self.best.cost;
-        if is_slower && !self.is_limited() {
+        let needs = self.limited_needs(&input)?;
+        if is_slower && needs.as_ref().is_none_or(|needs| self.is_replaced(least_us, needs)) {
             return Ok(Considered::Worse);
         }
         let before = self.best.cost;
         let Some((attempt, sketch_cost)) = self.plan_choice(choice, &input)? else {
             return Ok(Considered::Worse);
         };
-        if self.is_limited() {
-            self.candidates.push(Candidate::new(&attempt, input));
-        }
+        self.candidates.extend(needs.map(|needs| Candidate::new(&attempt, input, needs)));
         let cost = attempt.cost;
         let is_better = sketch_cost.is_some() && cost < before - MIN_SAVED_US;
         let Proposal { name: proposal, reason, .. } = *proposal;
@@ -269,6 +267,17 @@ impl BucketSearch<'_> {
             None if cost <= MAX_NEAR_RATIO * before => Ok(Considered::Near(Box::new(attempt))),
             None => Ok(Considered::Worse),
         }
+    }
+
+    /// What a program needs of the symmetric arena, if that is limited.
+    fn limited_needs(&self, input: &BucketInput) -> Result<Option<SymmetricNeeds>> {
+        let needs = || SymmetricNeeds::new(self.pipeline, &self.config, input);
+        self.is_limited().then(needs).transpose()
+    }
+
+    /// Whether a candidate takes no longer than a program that takes at least some time, and needs no more.
+    fn is_replaced(&self, least_us: f64, needs: &SymmetricNeeds) -> bool {
+        self.candidates.iter().any(|candidate| candidate.replaces(least_us, needs))
     }
 
     /// Plans a choice: a sketch, and the plan with the cost of its sketch if that is not much above the sketch of the
