@@ -17,7 +17,8 @@ use std::sync::{Arc, OnceLock};
 use indexmap::IndexMap;
 use symmc_plan::{Bucket, FixedRegion, FixedRole, PAGE, Plan};
 use symmc_planner::{
-    BucketInput, OrderStrategy, PlacedPrograms, PlanConfig, PlanError, Planner, ProgramSchedules,
+    BucketInput, OrderStrategy, PlacedPrograms, PlanConfig, PlanError, Planner, PlanningEffort,
+    ProgramSchedules,
 };
 use symmc_support::parallel;
 
@@ -31,6 +32,9 @@ use crate::search::SearchedBucket;
 
 /// The most sizes of the fixed memory for which a plan is made.
 const MAX_FIXED_SIZES: usize = 48;
+
+/// The least time of a plan that is expected of an attempt, relative to its sketch.
+const MIN_FULL_RATIO: f64 = 0.95;
 
 /// The most microseconds that buckets of one plan may lose to their plans alone without a search for another one.
 const MAX_LOST_US: f64 = 1e-3;
@@ -96,8 +100,10 @@ impl SymmetricNeeds {
 pub struct Candidate {
     pub choice: Choice,
     pub input: Arc<BucketInput>,
-    /// The estimated microseconds of a run without a limit. Less memory does not make it faster.
+    /// The estimated microseconds of a run without a limit.
     us: f64,
+    /// The least microseconds of a run that are expected of any plan of it. Less memory does not make it faster.
+    least_us: f64,
     needs: SymmetricNeeds,
     /// The bytes of its blocks in the symmetric arena without a limit.
     block_bytes: u64,
@@ -106,11 +112,21 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    pub fn new(attempt: &Attempt, input: Arc<BucketInput>, needs: SymmetricNeeds) -> Candidate {
+    pub fn new(
+        attempt: &Attempt,
+        effort: PlanningEffort,
+        input: Arc<BucketInput>,
+        needs: SymmetricNeeds,
+    ) -> Candidate {
+        let gain = match effort {
+            PlanningEffort::Full => 1.0,
+            PlanningEffort::Sketch => MIN_FULL_RATIO,
+        };
         Candidate {
             choice: attempt.choice.clone(),
             input,
             us: attempt.estimate.total_us,
+            least_us: gain * attempt.estimate.total_us,
             needs,
             block_bytes: attempt.block_bytes,
             least_block_bytes: OnceLock::new(),
@@ -173,7 +189,7 @@ pub struct Candidates {
 
 impl Candidates {
     pub fn new(config: PlanConfig, mut candidates: Vec<Candidate>) -> Candidates {
-        candidates.sort_by(|a, b| a.us.total_cmp(&b.us));
+        candidates.sort_by(|a, b| a.least_us.total_cmp(&b.least_us));
         Candidates { config, by_time: candidates }
     }
 
@@ -194,7 +210,7 @@ impl Candidates {
     ) -> Result<Option<FittedCandidate<'_>>> {
         let mut fastest: Option<FittedCandidate<'_>> = None;
         for (index, candidate) in self.by_time.iter().enumerate() {
-            if fastest.as_ref().is_some_and(|fastest| candidate.us >= fastest.plan.us) {
+            if fastest.as_ref().is_some_and(|fastest| candidate.least_us >= fastest.plan.us) {
                 break;
             }
             let Some(room) = room(candidate.fixed()) else { continue };
@@ -209,7 +225,7 @@ impl Candidates {
     /// The least microseconds of the candidates that use no more than some fixed memory.
     fn least_us(&self, fixed: &FixedSizes) -> f64 {
         let first = self.by_time.iter().find(|candidate| candidate.fixed().is_within(fixed));
-        first.map_or(f64::INFINITY, |candidate| candidate.us)
+        first.map_or(f64::INFINITY, |candidate| candidate.least_us)
     }
 
     /// Among the candidates that use no more than some fixed memory, the one whose blocks need the least, with their bytes.
@@ -232,12 +248,14 @@ impl Candidates {
 
     /// The different fixed memories of the candidates, without those of candidates that another one beats in everything.
     fn useful_fixed_sizes(&self) -> Vec<&FixedSizes> {
+        let mut candidates: Vec<&Candidate> = self.by_time.iter().collect();
+        candidates.sort_by(|a, b| a.us.total_cmp(&b.us));
         let mut useful: Vec<&Candidate> = Vec::new();
-        for candidate in &self.by_time {
-            let is_beaten = |other: &&Candidate| {
+        for candidate in candidates {
+            let beats = |other: &&Candidate| {
                 other.block_bytes <= candidate.block_bytes && other.fixed().is_within(candidate.fixed())
             };
-            if !useful.iter().any(is_beaten) {
+            if !useful.iter().any(beats) {
                 useful.push(candidate);
             }
         }

@@ -128,7 +128,8 @@ pub fn search_bucket(
         tried: Vec::new(),
     };
     let needs = search.limited_needs(&input)?;
-    search.candidates.extend(needs.map(|needs| Candidate::new(&search.best, input, needs)));
+    let effort = PlanningEffort::Full;
+    search.candidates.extend(needs.map(|needs| Candidate::new(&search.best, effort, input, needs)));
     if has_collectives {
         search.run()?;
     }
@@ -246,7 +247,8 @@ impl BucketSearch<'_> {
         let Some((attempt, sketch_cost)) = self.plan_choice(choice, &input)? else {
             return Ok(Considered::Worse);
         };
-        self.candidates.extend(needs.map(|needs| Candidate::new(&attempt, input, needs)));
+        let effort = if sketch_cost.is_some() { PlanningEffort::Full } else { PlanningEffort::Sketch };
+        self.candidates.extend(needs.map(|needs| Candidate::new(&attempt, effort, input, needs)));
         let cost = attempt.cost;
         let is_better = sketch_cost.is_some() && cost < before - MIN_SAVED_US;
         let Proposal { name: proposal, reason, .. } = *proposal;
