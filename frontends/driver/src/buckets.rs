@@ -18,7 +18,7 @@ use symmc_support::parallel;
 
 use crate::divide::{self, BucketRequest, SizeGrid, SymbolRanges};
 use crate::error::{DriverError, Result};
-use crate::limit::{LimitedPlanner, SmallestArena};
+use crate::limit::{LimitedBucket, LimitedPlanner, SmallestArena};
 use crate::pipeline::Pipeline;
 use crate::ranges::MAX_UNASKED;
 use crate::search::{SearchedBucket, search_bucket};
@@ -72,11 +72,15 @@ pub fn search_and_plan(pipeline: &Pipeline<'_>, buckets: Vec<BucketRequest>) -> 
 /// Makes one plan of searched buckets, with the tightest offsets that are found.
 fn plan_buckets(pipeline: &Pipeline<'_>, searched: &SearchedBuckets) -> Result<Result<Plan, SmallestArena>> {
     let requests: Vec<BucketRequest> = searched.iter().map(|(request, _)| request.clone()).collect();
-    let buckets: Vec<Arc<SearchedBucket>> = searched.iter().map(|(_, bucket)| bucket.clone()).collect();
     if let Some(limit) = pipeline.options.symm_limit {
+        let buckets = searched.iter().map(|(_, bucket)| LimitedBucket {
+            fastest_alone: Some(&bucket.best).filter(|_| bucket.fits),
+            candidates: &bucket.candidates,
+        });
+        let buckets: Vec<LimitedBucket<'_>> = buckets.collect();
         return LimitedPlanner::new(pipeline, &requests, limit).plan(&buckets);
     }
-    let inputs: Vec<BucketInput> = buckets.iter().map(|bucket| bucket.best.input.clone()).collect();
+    let inputs: Vec<BucketInput> = searched.iter().map(|(_, bucket)| bucket.best.input.clone()).collect();
     let config = pipeline.plan_config(&requests, false);
     Ok(Ok(Planner::new(pipeline.source, &inputs, &config)?.plan()?))
 }

@@ -28,7 +28,6 @@ use crate::error::{DriverError, Result};
 use crate::options::CompileOptions;
 use crate::pipeline::{Choice, Pipeline};
 use crate::proposals::symmetric_requests;
-use crate::search::SearchedBucket;
 
 /// The most sizes of the fixed memory for which a plan is made.
 const MAX_FIXED_SIZES: usize = 48;
@@ -269,6 +268,13 @@ impl Candidates {
     }
 }
 
+/// A searched bucket.
+pub struct LimitedBucket<'b> {
+    /// The fastest plan of the bucket alone that fits.
+    pub fastest_alone: Option<&'b Attempt>,
+    pub candidates: &'b Candidates,
+}
+
 /// A plan of all buckets with the estimated microseconds of a run of each, in sum.
 struct TimedPlan {
     plan: Plan,
@@ -284,10 +290,10 @@ pub struct SmallestArena {
 
 /// Makes plans of searched buckets within a limit of the symmetric arena.
 pub struct LimitedPlanner<'a> {
-    pub pipeline: &'a Pipeline<'a>,
+    pipeline: &'a Pipeline<'a>,
     /// The planner's options for all buckets.
-    pub config: PlanConfig,
-    pub limit: u64,
+    config: PlanConfig,
+    limit: u64,
 }
 
 impl LimitedPlanner<'_> {
@@ -296,12 +302,13 @@ impl LimitedPlanner<'_> {
     }
 
     /// Makes the fastest plan that fits. If none does, returns the smallest arena that was found.
-    pub fn plan(&self, buckets: &[Arc<SearchedBucket>]) -> Result<Result<Plan, SmallestArena>> {
-        let candidates: Vec<&Candidates> = buckets.iter().map(|bucket| &bucket.candidates).collect();
+    pub fn plan(&self, buckets: &[LimitedBucket<'_>]) -> Result<Result<Plan, SmallestArena>> {
+        let candidates: Vec<&Candidates> = buckets.iter().map(|bucket| bucket.candidates).collect();
         let mut fastest: Option<TimedPlan> = None;
-        if buckets.iter().all(|bucket| bucket.fits) {
-            let inputs: Vec<BucketInput> = buckets.iter().map(|bucket| bucket.best.input.clone()).collect();
-            let us: f64 = buckets.iter().map(|bucket| bucket.best.estimate.total_us).sum();
+        let alone: Option<Vec<&Attempt>> = buckets.iter().map(|bucket| bucket.fastest_alone).collect();
+        if let Some(alone) = alone {
+            let inputs: Vec<BucketInput> = alone.iter().map(|attempt| attempt.input.clone()).collect();
+            let us: f64 = alone.iter().map(|attempt| attempt.estimate.total_us).sum();
             fastest = self.plan_inputs(&inputs, us)?.ok();
             // No plan is faster than the fastest ones of all buckets alone.
             if let Some(fastest) = fastest.take_if(|fastest| fastest.us <= us + MAX_LOST_US) {
