@@ -7,7 +7,8 @@
 //! same programs in several ways, and keep exit barriers step by step ([`ProgramSchedules::keep_barriers`]).
 //! The limit itself is deliberately absent here.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use symmc_ir::machine::MachineProfile;
@@ -156,6 +157,21 @@ impl<'a> Planner<'a> {
         self.fixed_memory.end
     }
 
+    /// Landing zones and bound inputs, which have one place for all buckets.
+    pub fn fixed_regions(&self) -> &[FixedRegion] {
+        &self.fixed
+    }
+
+    /// The number of different programs of the buckets.
+    pub fn program_count(&self) -> usize {
+        self.prepared.len()
+    }
+
+    /// The number of nodes of the lowered programs.
+    pub fn node_count(&self) -> usize {
+        self.nodes
+    }
+
     /// The assumptions about the next run that dropped exit barriers may make, the cheaper one first.
     pub fn next_runs(&self) -> &'static [NextRun] {
         let is_alone = self.lowered.len() == 1 && !self.config.among_others;
@@ -190,6 +206,26 @@ impl<'a> Planner<'a> {
 
     /// Orders and places the programs. Every exit barrier is dropped that lifetimes can replace.
     pub fn schedule(&self, order: OrderStrategy, next_run: NextRun) -> Result<ProgramSchedules<'_>> {
+        self.schedule_programs(0..self.prepared.len(), order, next_run)
+    }
+
+    /// Like [`schedule`](Self::schedule), for one of the programs with its buckets.
+    /// [`join`](ProgramSchedules::join) joins the schedules of all programs.
+    pub fn schedule_program(
+        &self,
+        program: usize,
+        order: OrderStrategy,
+        next_run: NextRun,
+    ) -> Result<ProgramSchedules<'_>> {
+        self.schedule_programs(program..program + 1, order, next_run)
+    }
+
+    fn schedule_programs(
+        &self,
+        indices: Range<usize>,
+        order: OrderStrategy,
+        next_run: NextRun,
+    ) -> Result<ProgramSchedules<'_>> {
         let rules = ScheduleRules {
             bound: &self.bound,
             next_run,
@@ -200,9 +236,10 @@ impl<'a> Planner<'a> {
             effort: self.config.effort,
             profile: self.profile.as_ref(),
         };
-        let prepared = self.prepared.iter().collect();
-        let programs = parallel::map(prepared, self.nodes, |p| schedule(p, &rules));
-        let programs = programs.into_iter().collect::<Result<Vec<ScheduledProgram>>>()?;
+        let prepared = indices.filter_map(|p| Some((p, self.prepared.get(p)?))).collect();
+        let programs =
+            parallel::map(prepared, self.nodes, |(p, prepared)| Ok((p, schedule(prepared, &rules)?)));
+        let programs = programs.into_iter().collect::<Result<BTreeMap<usize, ScheduledProgram>>>()?;
         Ok(ProgramSchedules { planner: self, rules, programs })
     }
 }
@@ -210,20 +247,23 @@ impl<'a> Planner<'a> {
 /// Placed buckets with their programs, in resolved form.
 pub struct PlacedPrograms {
     pub buckets: Vec<Bucket>,
-    pub programs: Vec<ParsedProgram>,
+    /// The programs by their index in the plan.
+    pub programs: BTreeMap<usize, ParsedProgram>,
 }
 
 impl PlacedPrograms {
-    /// The bytes of the symmetric arena.
-    pub fn symmetric_bytes(&self) -> u64 {
-        symmetric_peak(&self.buckets).next_multiple_of(PAGE)
+    /// The bytes of the symmetric arena that the buckets use. The arena is a multiple of [`PAGE`].
+    pub fn symmetric_peak(&self) -> u64 {
+        symmetric_peak(&self.buckets)
     }
 }
 
+/// The schedules of all programs of a planner, or of some of them with their buckets.
 pub struct ProgramSchedules<'p> {
     planner: &'p Planner<'p>,
     rules: ScheduleRules<'p>,
-    programs: Vec<ScheduledProgram>,
+    /// The schedules by the index of the program.
+    programs: BTreeMap<usize, ScheduledProgram>,
 }
 
 impl ProgramSchedules<'_> {
@@ -234,13 +274,13 @@ impl ProgramSchedules<'_> {
 
     /// The largest number of bytes in blocks that the symmetric arena holds at any step.
     fn load(&self) -> Result<u64> {
-        self.programs.iter().try_fold(0, |max: u64, program| Ok(max.max(symmetric_load(program)?)))
+        self.programs.values().try_fold(0, |max: u64, program| Ok(max.max(symmetric_load(program)?)))
     }
 
     /// Whether dropped exit barriers rely on the next run having the same steps. If none does, then schedules
     /// for other next runs are equal.
     pub fn rely_on_next_run(&self) -> bool {
-        self.programs.iter().any(|program| program.placed.relies_on_next_run())
+        self.programs.values().any(|program| program.placed.relies_on_next_run())
     }
 
     /// Keeps dropped exit barriers at the steps where the symmetric arena holds the most. Once that lowers
@@ -249,7 +289,7 @@ impl ProgramSchedules<'_> {
         let load = self.load()?;
         for room in [load.saturating_sub(1), 0] {
             let mut any = false;
-            for program in &mut self.programs {
+            for program in self.programs.values_mut() {
                 any |= keep_barriers(program, room, &self.rules)?;
             }
             if any {
@@ -269,34 +309,45 @@ impl ProgramSchedules<'_> {
     }
 
     fn resolve(&self, buckets: Vec<Bucket>) -> PlacedPrograms {
-        let programs = self.programs.iter().map(|p| ParsedProgram::from_graph(p.prepared.graph.clone()));
+        let programs = self.programs.iter();
+        let programs = programs.map(|(&p, s)| (p, ParsedProgram::from_graph(s.prepared.graph.clone())));
         PlacedPrograms { buckets, programs: programs.collect() }
     }
 
     fn buckets(&self) -> Result<Vec<Bucket>> {
         let Planner { lowered, program_of, nodes, fixed_memory, config, profile, .. } = self.planner;
-        let inputs = lowered.iter().zip(program_of).collect();
+        let inputs = lowered.iter().zip(program_of);
+        let inputs = inputs.filter_map(|(b, p)| Some((b, *p, self.programs.get(p)?))).collect();
         // Buckets share the budget of the exact search.
         let exact = config.pack.exact / lowered.len().max(1) as u64;
         let pack = symmc_pack::Config { exact, ..config.pack };
-        let buckets = parallel::map(inputs, *nodes, |(b, &p)| {
-            build_bucket(
-                &self.programs[p],
-                p,
-                &b.graph.symbols,
-                fixed_memory,
-                &b.decisions,
-                &pack,
-                profile.as_ref(),
-            )
+        let buckets = parallel::map(inputs, *nodes, |(b, p, program)| {
+            build_bucket(program, p, &b.graph.symbols, fixed_memory, &b.decisions, &pack, profile.as_ref())
         });
         buckets.into_iter().collect()
+    }
+
+    /// Joins schedules of different programs of one planner with their placed buckets. `None` if there are none.
+    pub fn join(parts: Vec<(Self, Vec<Bucket>)>) -> Option<(Self, Vec<Bucket>)> {
+        let mut buckets: Vec<(usize, Bucket)> = Vec::new();
+        let mut joined: Option<Self> = None;
+        for (schedules, placed) in parts {
+            let positions = schedules.planner.program_of.iter().enumerate();
+            let positions = positions.filter(|(_, p)| schedules.programs.contains_key(p)).map(|(b, _)| b);
+            buckets.extend(positions.zip(placed));
+            match &mut joined {
+                Some(joined) => joined.programs.extend(schedules.programs),
+                None => joined = Some(schedules),
+            }
+        }
+        buckets.sort_by_key(|(position, _)| *position);
+        Some((joined?, buckets.into_iter().map(|(_, bucket)| bucket).collect()))
     }
 
     /// Writes the plan of placed buckets.
     pub fn write(&self, buckets: Vec<Bucket>) -> Result<Plan> {
         let Planner { source, ranks, nodes, fixed, config, .. } = self.planner;
-        let programs = self.programs.iter().map(|p| &p.prepared.graph);
+        let programs = self.programs.values().map(|p| &p.prepared.graph);
         let mut texts = parallel::map([*source].into_iter().chain(programs).collect(), *nodes, text::print);
         let text = texts.remove(0);
         let plan = Plan {

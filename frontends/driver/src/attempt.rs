@@ -24,8 +24,8 @@ pub struct Attempt {
     pub estimate: BucketEstimate,
     /// The microseconds of a run, plus the price of memory except fixed memory.
     pub cost: f64,
-    /// The bytes of the symmetric arena.
-    pub symmetric_bytes: u64,
+    /// The bytes of the symmetric arena, except fixed memory.
+    pub block_bytes: u64,
 }
 
 impl Attempt {
@@ -37,16 +37,15 @@ impl Attempt {
         fixed_bytes: u64,
         options: &CompileOptions,
     ) -> Result<Attempt> {
-        let symmetric_bytes = placed.symmetric_bytes();
         let PlacedPrograms { mut buckets, mut programs } = placed;
-        let (Some(bucket), Some(program)) = (buckets.pop(), programs.pop()) else {
+        let (Some(bucket), Some((_, program))) = (buckets.pop(), programs.pop_first()) else {
             return Err(DriverError::defect("the planner placed no bucket"));
         };
         let estimate = program.estimate(&bucket, &options.profile).map_err(DriverError::defect)?;
-        let symmetric = bucket.totals.symmetric_peak.saturating_sub(fixed_bytes);
-        let bytes = bucket.totals.ordinary_peak.saturating_add(symmetric);
+        let block_bytes = bucket.totals.symmetric_peak.saturating_sub(fixed_bytes);
+        let bytes = bucket.totals.ordinary_peak.saturating_add(block_bytes);
         let cost = estimate.total_us + options.memory_price * bytes as f64 / f64::from(1 << 20);
-        Ok(Attempt { choice, input, bucket, program, estimate, cost, symmetric_bytes })
+        Ok(Attempt { choice, input, bucket, program, estimate, cost, block_bytes })
     }
 
     /// The conditions of its choice, with the overlap and the exit barriers of its schedule.

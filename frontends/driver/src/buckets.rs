@@ -11,17 +11,17 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_ir::SymbolId;
-use symmc_ir::machine::MachineProfile;
 use symmc_passes::SolutionCache;
 use symmc_plan::Plan;
-use symmc_planner::{BucketInput, PlacedPrograms, Planner};
+use symmc_planner::{BucketInput, Planner};
 use symmc_support::parallel;
 
 use crate::divide::{self, BucketRequest, SizeGrid, SymbolRanges};
 use crate::error::{DriverError, Result};
+use crate::limit::{LimitedBucket, LimitedPlanner, SmallestArena};
 use crate::pipeline::Pipeline;
 use crate::ranges::MAX_UNASKED;
-use crate::search::{FittedSchedules, SearchedBucket, schedules_within, search_bucket};
+use crate::search::{SearchedBucket, search_bucket};
 
 /// The ratio between the time of a bucket and that of a plan for a single size above which the bucket is
 /// cut.
@@ -49,67 +49,54 @@ pub fn plan_refined(
     unasked: &BTreeSet<SymbolId>,
 ) -> Result<(Plan, Vec<Arc<SearchedBucket>>)> {
     let mut refinement = Refinement::new(pipeline, unasked);
-    let mut searched = refinement.search_all(buckets)?;
-    refinement.compare_if_small(&searched);
-    for _ in 0..MAX_CUT_ROUNDS {
-        let cut = refinement.cut_buckets(&searched)?;
-        if cut.len() == searched.len() {
-            break;
-        }
-        searched = refinement.search_all(cut)?;
-    }
-    let joined = refinement.join_buckets(&searched, unasked)?;
-    if joined.len() < searched.len() {
-        let fewer = refinement.search_all(joined)?;
-        if refinement.cut_buckets(&fewer)?.len() == fewer.len() {
-            searched = fewer;
+    let initial = refinement.search_all(buckets)?;
+    let refined = if all_fit(&initial) { refinement.refine(&initial, unasked)? } else { initial.clone() };
+    let is_same = initial.iter().map(|(request, _)| request).eq(refined.iter().map(|(request, _)| request));
+    // The initial buckets do not depend on the limit of symmetric memory. Their smallest arena is the least limit.
+    let mut smallest = None;
+    for searched in if is_same { vec![initial] } else { vec![refined, initial] } {
+        match plan_buckets(pipeline, &searched)? {
+            Ok(plan) => return Ok((plan, searched.into_iter().map(|(_, bucket)| bucket).collect())),
+            Err(arena) => smallest = Some(arena),
         }
     }
-    let plan = plan_buckets(pipeline, &searched)?;
-    Ok((plan, searched.into_iter().map(|(_, bucket)| bucket).collect()))
+    Err(limit_error(pipeline, smallest))
 }
 
 /// Searches these buckets and makes one plan of them.
 pub fn search_and_plan(pipeline: &Pipeline<'_>, buckets: Vec<BucketRequest>) -> Result<Plan> {
     let searched = Refinement::new(pipeline, &BTreeSet::new()).search_all(buckets)?;
-    plan_buckets(pipeline, &searched)
+    plan_buckets(pipeline, &searched)?.map_err(|smallest| limit_error(pipeline, Some(smallest)))
 }
 
 /// Makes one plan of searched buckets, with the tightest offsets that are found.
-fn plan_buckets(pipeline: &Pipeline<'_>, searched: &SearchedBuckets) -> Result<Plan> {
+fn plan_buckets(pipeline: &Pipeline<'_>, searched: &SearchedBuckets) -> Result<Result<Plan, SmallestArena>> {
     let requests: Vec<BucketRequest> = searched.iter().map(|(request, _)| request.clone()).collect();
+    if let Some(limit) = pipeline.options.symm_limit {
+        let buckets = searched.iter().map(|(_, bucket)| LimitedBucket {
+            fastest_alone: Some(&bucket.best).filter(|_| bucket.fits),
+            candidates: &bucket.candidates,
+        });
+        let buckets: Vec<LimitedBucket<'_>> = buckets.collect();
+        return LimitedPlanner::new(pipeline, &requests, limit).plan(&buckets);
+    }
     let inputs: Vec<BucketInput> = searched.iter().map(|(_, bucket)| bucket.best.input.clone()).collect();
     let config = pipeline.plan_config(&requests, false);
-    let planner = Planner::new(pipeline.source, &inputs, &config)?;
-    let Some(limit) = pipeline.options.symm_limit else { return Ok(planner.plan()?) };
-    let mut least = u64::MAX;
-    let mut fastest: Option<(f64, FittedSchedules<'_>)> = None;
-    for fitted in schedules_within(&planner, pipeline.options.order, limit)? {
-        match fitted {
-            Ok(fitted) => {
-                let us = estimate_us(&fitted.placed, &pipeline.options.profile)?;
-                if fastest.as_ref().is_none_or(|(fastest_us, _)| us < *fastest_us) {
-                    fastest = Some((us, fitted));
-                }
-            }
-            Err(needed) => least = least.min(needed),
+    Ok(Ok(Planner::new(pipeline.source, &inputs, &config)?.plan()?))
+}
+
+fn limit_error(pipeline: &Pipeline<'_>, smallest: Option<SmallestArena>) -> DriverError {
+    match (pipeline.options.symm_limit, smallest) {
+        (Some(limit), Some(SmallestArena { bytes, fixed_bytes })) => {
+            DriverError::SymmLimit { limit, least: bytes, fixed: fixed_bytes }
         }
-    }
-    match fastest {
-        Some((_, FittedSchedules { schedules, placed })) => Ok(schedules.write(placed.buckets)?),
-        None => Err(DriverError::SymmLimit { limit, least, fixed: planner.fixed_bytes() }),
+        _ => DriverError::defect("a plan without a limit of symmetric memory does not fit"),
     }
 }
 
-/// The estimated microseconds of a run of all buckets.
-fn estimate_us(placed: &PlacedPrograms, profile: &MachineProfile) -> Result<f64> {
-    let mut us = 0.0;
-    for bucket in &placed.buckets {
-        let program = placed.programs.get(bucket.program);
-        let program = program.ok_or_else(|| DriverError::defect("a bucket names no program"))?;
-        us += program.estimate(bucket, profile).map_err(DriverError::defect)?.total_us;
-    }
-    Ok(us)
+/// Whether each bucket fits the limit of symmetric memory alone.
+fn all_fit(searched: &SearchedBuckets) -> bool {
+    searched.iter().all(|(_, bucket)| bucket.fits)
 }
 
 struct Refinement<'a> {
@@ -150,6 +137,31 @@ impl<'a> Refinement<'a> {
         }
     }
 
+    /// Cuts and joins searched buckets.
+    fn refine(&mut self, initial: &SearchedBuckets, unasked: &BTreeSet<SymbolId>) -> Result<SearchedBuckets> {
+        let mut searched = initial.clone();
+        self.compare_if_small(&searched);
+        for _ in 0..MAX_CUT_ROUNDS {
+            let cut = self.cut_buckets(&searched)?;
+            if cut.len() == searched.len() {
+                break;
+            }
+            let more = self.search_all(cut)?;
+            if !all_fit(&more) {
+                break;
+            }
+            searched = more;
+        }
+        let joined = self.join_buckets(&searched, unasked)?;
+        if joined.len() < searched.len() {
+            let fewer = self.search_all(joined)?;
+            if all_fit(&fewer) && self.cut_buckets(&fewer)?.len() == fewer.len() {
+                searched = fewer;
+            }
+        }
+        Ok(searched)
+    }
+
     /// Compares no sizes if the program is large. If variants do not depend on the schedule, a form differs from
     /// the division's choice only in its order, so that even medium programs are not worth it.
     fn compare_if_small(&mut self, searched: &SearchedBuckets) {
@@ -173,10 +185,9 @@ impl<'a> Refinement<'a> {
             .filter(|ranges| !self.searched.contains_key(&range_key(ranges)))
             .collect();
         let nodes = missing.len() * self.pipeline.canonical.nodes.len();
-        let limit = self.pipeline.options.symm_limit;
         let pipeline = self.pipeline;
         let found = parallel::map(missing, nodes, |ranges| {
-            Ok::<_, DriverError>((range_key(ranges), search_bucket(pipeline, ranges, among_others, limit)?))
+            Ok::<_, DriverError>((range_key(ranges), search_bucket(pipeline, ranges, among_others)?))
         });
         for found in found {
             let (key, bucket) = found?;
@@ -257,8 +268,8 @@ impl<'a> Refinement<'a> {
             // Other points have other solutions, so these are dropped at once.
             let solutions = SolutionCache::default();
             let single = Pipeline { solutions: &solutions, ..*this.pipeline };
-            let found = search_bucket(&single, point, true, this.pipeline.options.symm_limit);
-            (point_sizes(point), found.ok().map(|bucket| bucket.best.estimate.total_us))
+            let found = search_bucket(&single, point, true).ok().filter(|bucket| bucket.fits);
+            (point_sizes(point), found.map(|bucket| bucket.best.estimate.total_us))
         });
         self.alone.extend(planned);
         Ok(())

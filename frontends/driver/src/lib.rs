@@ -15,6 +15,7 @@ mod compile;
 mod divide;
 mod error;
 mod estimate;
+mod limit;
 mod options;
 mod pipeline;
 mod proposals;

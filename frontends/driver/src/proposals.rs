@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use symmc_ir::{CollectiveVariant, Node, Op};
+use symmc_ir::{CollectiveVariant, Graph, Op};
 use symmc_passes::lower::{CollectiveConditions, LowerConditions, VariantSet};
 use symmc_passes::{CoalesceConfig, CoalesceReach, CoalescedSet, JoinMode};
 use symmc_plan::{Bucket, Decision};
@@ -21,8 +21,8 @@ pub struct SearchState<'a> {
     pub programs: &'a BucketPrograms<'a>,
     /// The best attempt so far.
     pub best: &'a Attempt,
-    /// The limit of the symmetric arena in bytes.
-    pub limit: Option<u64>,
+    /// Whether symmetric memory is limited.
+    pub is_limited: bool,
 }
 
 impl SearchState<'_> {
@@ -392,7 +392,7 @@ const EXACT_DESCENTS: u32 = 8;
 /// Choices that ask for ever less symmetric memory, with the collectives of the best choice joined and with none.
 fn need_less_symmetric_memory(search: &SearchState<'_>) -> Result<Vec<ProposedChoice>> {
     let mut choices = Vec::new();
-    if search.limit.is_none() {
+    if !search.is_limited {
         return Ok(choices);
     }
     let best = &search.best.choice;
@@ -415,15 +415,18 @@ fn need_less_symmetric_memory(search: &SearchState<'_>) -> Result<Vec<ProposedCh
     Ok(choices)
 }
 
-fn largest_symmetric_request(input: &BucketInput) -> u64 {
-    let graph = &input.graph;
-    let request = |node: &Node| {
+/// The bytes of symmetric memory that each collective of a lowered program asks for.
+pub fn symmetric_requests(graph: &Graph) -> impl Iterator<Item = u64> {
+    graph.nodes.values().filter_map(|node| {
         let Op::Collective(c) = &node.op else { return None };
         let operands: Vec<_> = node.inputs.iter().map(|&v| graph.ty(v)).collect();
         let results: Vec<_> = node.outputs.iter().map(|&v| graph.ty(v)).collect();
         let bytes = c.kind.sized_type(&operands, &results)?.bytes().upper_bound(&graph.symbols);
         let ranks = u64::from(graph.group_size(c.group)?);
         Some(c.variant?.symmetric_bytes(&c.kind, u64::try_from(bytes).unwrap_or(0), ranks))
-    };
-    graph.nodes.values().filter_map(request).max().unwrap_or(0)
+    })
+}
+
+fn largest_symmetric_request(input: &BucketInput) -> u64 {
+    symmetric_requests(&input.graph).max().unwrap_or(0)
 }

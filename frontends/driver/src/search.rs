@@ -6,24 +6,20 @@
 //! [`MAX_ATTEMPTS`] or [`MAX_LOWERED_NODES`] is reached. Then the search is restarted from runner-ups that have other
 //! variants and cost little more, because several collectives may have to change together.
 //!
-//! A limit of symmetric memory is a constraint of the same loop. The search then also keeps the fastest attempt that
-//! fits. Each attempt is scheduled in the requested order and in the leanest order, for the same and for an unknown next
-//! run, and exit barriers are kept one after another until it fits. The attempts do not depend on the limit, except that
-//! those which cannot beat the best one that fits are left out, so that a smaller limit gives no faster plan.
+//! With a limit of symmetric memory, the same loop also records its attempts as candidates, and plans those that need less
+//! symmetric memory. The fastest candidate that fits is the result ([`crate::limit`]). The attempts do not depend on the
+//! limit, so that a smaller limit gives no faster plan.
 
 use std::collections::HashSet;
 use std::slice;
+use std::sync::Arc;
 
-use symmc_ir::Graph;
-use symmc_plan::PAGE;
-use symmc_planner::{
-    BucketInput, OrderStrategy, PlacedPrograms, PlanConfig, PlanError, Planner, PlanningEffort,
-    ProgramSchedules,
-};
+use symmc_planner::{BucketInput, PlanConfig, Planner, PlanningEffort};
 
 use crate::attempt::{Attempt, communication_us};
 use crate::divide::{BucketRequest, SymbolRanges};
 use crate::error::{DriverError, Result};
+use crate::limit::{Candidate, Candidates, SymmetricNeeds};
 use crate::pipeline::{BucketPrograms, Choice, Pipeline};
 use crate::proposals::{FORM_PROPOSALS, OBSERVED_SCHEDULE, PROPOSALS, Proposal, ProposedChoice, SearchState};
 
@@ -61,8 +57,12 @@ const MIN_SAVED_US: f64 = 1e-3;
 #[derive(Clone)]
 pub struct SearchedBucket {
     pub best: Attempt,
+    /// Whether `best` is within the limit of symmetric memory.
+    pub fits: bool,
     /// The choices that were planned after the first one.
     pub tried: Vec<TriedProposal>,
+    /// All attempts, if symmetric memory is limited.
+    pub candidates: Candidates,
 }
 
 /// A choice that was planned.
@@ -89,11 +89,13 @@ struct BucketSearch<'a> {
     best: Attempt,
     /// The cost of a sketch of the best attempt.
     best_sketch_cost: f64,
-    /// The search for a plan within the limit of symmetric memory, if there is a limit.
-    within_limit: Option<WithinLimit>,
+    /// All attempts, if symmetric memory is limited.
+    candidates: Vec<Candidate>,
     known_choices: HashSet<Choice>,
-    known_graphs: Vec<Graph>,
+    known_inputs: Vec<Arc<BucketInput>>,
     lowered_nodes: usize,
+    /// The number of attempts, except those that are planned only because symmetric memory is limited.
+    attempts: usize,
     tried: Vec<TriedProposal>,
     /// The attempts from which the search may restart, with the costs of their sketches.
     runner_ups: Vec<(Attempt, f64)>,
@@ -109,30 +111,21 @@ enum Considered {
     Worse,
 }
 
-struct WithinLimit {
-    limit: u64,
-    best: Option<Attempt>,
-    /// The bytes of the smallest symmetric arena, and its fixed part, while nothing fits.
-    least: (u64, u64),
-}
-
 /// Finds the cheapest plan of a bucket, or the fastest one within the limit of symmetric memory. `among_others` says
 /// whether the plan has further buckets.
 pub fn search_bucket(
     pipeline: &Pipeline<'_>,
     ranges: &SymbolRanges,
     among_others: bool,
-    symm_limit: Option<u64>,
 ) -> Result<SearchedBucket> {
     let mut config = pipeline.plan_config(&[BucketRequest::new(ranges.clone())], among_others);
     config.pack.exact = 0;
     let programs = BucketPrograms::new(pipeline, ranges)?;
     let choice = Choice::default();
-    let input = pipeline.lower(&programs, &choice)?;
+    let input = Arc::new(pipeline.lower(&programs, &choice)?);
     let has_collectives = input.graph.nodes.values().any(|node| node.op.as_collective().is_some());
-    let known_graphs = vec![input.graph.clone()];
     let sketch_config = PlanConfig { effort: PlanningEffort::Sketch, ..config.clone() };
-    let best = plan_free(pipeline, &config, choice.clone(), input)?;
+    let best = plan_free(pipeline, &config, choice.clone(), (*input).clone())?;
     let mut search = BucketSearch {
         pipeline,
         programs,
@@ -140,14 +133,17 @@ pub fn search_bucket(
         sketch_config,
         best,
         best_sketch_cost: f64::INFINITY,
-        within_limit: symm_limit.map(|limit| WithinLimit { limit, best: None, least: (u64::MAX, 0) }),
+        candidates: Vec::new(),
         known_choices: HashSet::from([choice]),
-        known_graphs,
+        known_inputs: vec![input.clone()],
         lowered_nodes: 0,
+        attempts: 0,
         tried: Vec::new(),
         runner_ups: Vec::new(),
     };
-    search.fit(&search.best.clone())?;
+    let needs = search.limited_needs(&input)?;
+    let effort = PlanningEffort::Full;
+    search.candidates.extend(needs.map(|needs| Candidate::new(&search.best, effort, input, needs)));
     if has_collectives && pipeline.is_searched {
         search.run()?;
     }
@@ -174,8 +170,13 @@ impl BucketSearch<'_> {
             pipeline: self.pipeline,
             programs: &self.programs,
             best: &self.best,
-            limit: self.within_limit.as_ref().map(|within| within.limit),
+            is_limited: self.is_limited(),
         }
+    }
+
+    /// Whether symmetric memory is limited.
+    fn is_limited(&self) -> bool {
+        self.pipeline.options.symm_limit.is_some()
     }
 
     fn run(&mut self) -> Result<()> {
@@ -216,12 +217,12 @@ impl BucketSearch<'_> {
                     if fruitless >= MAX_FRUITLESS {
                         break;
                     }
-                    let before = self.tried.len();
+                    let attempts_before = self.attempts;
                     if self.try_proposal(proposal, proposed)? {
                         self.follow_schedule()?;
                         fruitless = 0;
                     } else {
-                        fruitless += self.tried.len() - before;
+                        fruitless += self.attempts - attempts_before;
                     }
                 }
             }
@@ -233,7 +234,7 @@ impl BucketSearch<'_> {
     }
 
     fn is_exhausted(&self) -> bool {
-        self.tried.len() >= MAX_ATTEMPTS || self.lowered_nodes >= MAX_LOWERED_NODES
+        self.attempts >= MAX_ATTEMPTS || self.lowered_nodes >= MAX_LOWERED_NODES
     }
 
     /// Plans a choice of a proposal. If it costs little more than the best attempt, and the proposal changes schedules,
@@ -266,29 +267,31 @@ impl BucketSearch<'_> {
     }
 
     /// Plans a choice, and keeps it if it costs less than the best one. A choice that cannot be planned, that gives a known
-    /// program, or whose communication alone takes longer than the best plan is never better.
+    /// program, or whose communication alone takes longer than the best plan is never better. The last one is planned
+    /// as a candidate if symmetric memory is limited and it may need less than others.
     fn consider(&mut self, proposal: &'static Proposal, proposed: ProposedChoice) -> Result<Considered> {
         let ProposedChoice { choice, change, collectives } = proposed;
         if !self.known_choices.insert(choice.clone()) {
             return Ok(Considered::Worse);
         }
-        let input = self.pipeline.lower(&self.programs, &choice)?;
-        if self.known_graphs.contains(&input.graph) {
+        let input = Arc::new(self.pipeline.lower(&self.programs, &choice)?);
+        if self.known_inputs.iter().any(|known| known.graph == input.graph) {
             return Ok(Considered::Worse);
         }
-        self.known_graphs.push(input.graph.clone());
+        self.known_inputs.push(input.clone());
         self.lowered_nodes += input.graph.nodes.len();
         let least_us = communication_us(&input.graph, &self.pipeline.options.profile);
-        let may_fit_faster =
-            |within: &WithinLimit| within.best.as_ref().is_none_or(|best| least_us < best.estimate.total_us);
-        if least_us >= self.best.cost && !self.within_limit.as_ref().is_some_and(may_fit_faster) {
+        let is_slower = least_us >= self.best.cost;
+        let needs = self.limited_needs(&input)?;
+        if is_slower && needs.as_ref().is_none_or(|needs| self.is_replaced(least_us, needs)) {
             return Ok(Considered::Worse);
         }
         let before = self.best.cost;
-        let Some((attempt, sketch_cost)) = self.plan_choice(choice, input)? else {
+        let Some((attempt, sketch_cost)) = self.plan_choice(choice, &input)? else {
             return Ok(Considered::Worse);
         };
-        self.fit(&attempt)?;
+        let effort = if sketch_cost.is_some() { PlanningEffort::Full } else { PlanningEffort::Sketch };
+        self.candidates.extend(needs.map(|needs| Candidate::new(&attempt, effort, input, needs)));
         let cost = attempt.cost;
         let is_better = sketch_cost.is_some() && cost < before - MIN_SAVED_US;
         let Proposal { name: proposal, reason, .. } = *proposal;
@@ -296,6 +299,10 @@ impl BucketSearch<'_> {
             target: "symmc::compile", proposal, change, ?collectives, before, cost, is_better, "tried a proposal"
         );
         self.tried.push(TriedProposal { proposal, reason, change, collectives, cost, before });
+        if is_slower {
+            return Ok(Considered::Worse);
+        }
+        self.attempts += 1;
         match sketch_cost.filter(|_| is_better) {
             Some(sketch_cost) => {
                 self.best = attempt;
@@ -307,9 +314,20 @@ impl BucketSearch<'_> {
         }
     }
 
+    /// What a program needs of the symmetric arena, if that is limited.
+    fn limited_needs(&self, input: &BucketInput) -> Result<Option<SymmetricNeeds>> {
+        let needs = || SymmetricNeeds::new(self.pipeline, &self.config, input);
+        self.is_limited().then(needs).transpose()
+    }
+
+    /// Whether a candidate takes no longer than a program that takes at least some time, and needs no more.
+    fn is_replaced(&self, least_us: f64, needs: &SymmetricNeeds) -> bool {
+        self.candidates.iter().any(|candidate| candidate.replaces(least_us, needs))
+    }
+
     /// Plans a choice: a sketch, and the plan with the cost of its sketch if that is not much above the sketch of the
     /// best attempt. `None` if it cannot be planned.
-    fn plan_choice(&self, choice: Choice, input: BucketInput) -> Result<Option<(Attempt, Option<f64>)>> {
+    fn plan_choice(&self, choice: Choice, input: &BucketInput) -> Result<Option<(Attempt, Option<f64>)>> {
         let planned = |config| match plan_free(self.pipeline, config, choice.clone(), input.clone()) {
             Ok(attempt) => Ok(Some(attempt)),
             Err(DriverError::Plan(_)) => Ok(None),
@@ -322,99 +340,15 @@ impl BucketSearch<'_> {
         Ok(planned(&self.config)?.map(|attempt| (attempt, Some(sketch.cost))))
     }
 
-    /// Makes the program of an attempt fit the limit, if there is one, and keeps it if it is the fastest that does.
-    fn fit(&mut self, attempt: &Attempt) -> Result<()> {
-        let Some(within) = &mut self.within_limit else { return Ok(()) };
-        // Less memory does not make a program faster.
-        if within.best.as_ref().is_some_and(|best| attempt.estimate.total_us >= best.estimate.total_us) {
-            return Ok(());
-        }
-        if attempt.symmetric_bytes <= within.limit {
-            within.take_if_faster(attempt.clone());
-            return Ok(());
-        }
-        let planner = Planner::new(self.pipeline.source, slice::from_ref(&attempt.input), &self.config)?;
-        let (options, fixed) = (self.pipeline.options, planner.fixed_bytes());
-        for fitted in schedules_within(&planner, options.order, within.limit)? {
-            match fitted {
-                Ok(FittedSchedules { placed, .. }) => {
-                    let (choice, input) = (attempt.choice.clone(), attempt.input.clone());
-                    within.take_if_faster(Attempt::new(choice, input, placed, fixed, options)?);
-                }
-                Err(needed) => within.least = within.least.min((needed, fixed)),
-            }
-        }
-        Ok(())
-    }
-
     fn finish(self) -> Result<SearchedBucket> {
-        let BucketSearch { best, within_limit, tried, .. } = self;
-        let best = match within_limit {
-            None => best,
-            Some(WithinLimit { best: Some(best), .. }) => best,
-            Some(WithinLimit { limit, least: (least, fixed), .. }) => {
-                return Err(DriverError::SymmLimit { limit, least, fixed });
-            }
+        let candidates = Candidates::new(self.config, self.candidates);
+        let within_limit = match self.pipeline.options.symm_limit {
+            Some(limit) => candidates.fastest_alone(self.pipeline, limit)?,
+            None => Some(self.best.clone()),
         };
-        Ok(SearchedBucket { best, tried })
-    }
-}
-
-impl WithinLimit {
-    fn take_if_faster(&mut self, attempt: Attempt) {
-        let key = |attempt: &Attempt| (attempt.estimate.total_us, attempt.cost);
-        if self.best.as_ref().is_none_or(|best| key(&attempt) < key(best)) {
-            self.best = Some(attempt);
-        }
-    }
-}
-
-/// Schedules whose symmetric arena is within a limit.
-pub struct FittedSchedules<'p> {
-    pub schedules: ProgramSchedules<'p>,
-    pub placed: PlacedPrograms,
-}
-
-/// The schedules of programs within a limit of symmetric memory, one for each order and next run: in the requested order
-/// and in the leanest one, with exit barriers kept until the arena fits. If it never fits, the bytes that it needs.
-pub fn schedules_within<'p>(
-    planner: &'p Planner<'p>,
-    order: OrderStrategy,
-    limit: u64,
-) -> Result<Vec<Result<FittedSchedules<'p>, u64>>, PlanError> {
-    let lean = (order == OrderStrategy::Chosen).then_some(OrderStrategy::Lean);
-    let mut all = Vec::new();
-    for order in [Some(order), lean].into_iter().flatten() {
-        for &next_run in planner.next_runs() {
-            let mut schedules = planner.schedule(order, next_run)?;
-            let relies_on_next_run = schedules.rely_on_next_run();
-            let placed = keep_barriers_to_fit(&mut schedules, limit / PAGE * PAGE)?;
-            all.push(placed.map(|placed| FittedSchedules { schedules, placed }));
-            if !relies_on_next_run {
-                break;
-            }
-        }
-    }
-    Ok(all)
-}
-
-/// Keeps exit barriers until the symmetric arena takes at most `limit` bytes. If it never does, returns the bytes that it
-/// needs.
-fn keep_barriers_to_fit(
-    schedules: &mut ProgramSchedules<'_>,
-    limit: u64,
-) -> Result<Result<PlacedPrograms, u64>, PlanError> {
-    loop {
-        // A lower bound is known before blocks have offsets.
-        if schedules.symmetric_bound()? <= limit {
-            let placed = schedules.place()?;
-            if placed.symmetric_bytes() <= limit {
-                return Ok(Ok(placed));
-            }
-        }
-        if !schedules.keep_barriers()? {
-            return Ok(Err(schedules.place()?.symmetric_bytes()));
-        }
+        let fits = within_limit.is_some();
+        let best = within_limit.unwrap_or(self.best);
+        Ok(SearchedBucket { best, fits, tried: self.tried, candidates })
     }
 }
 
