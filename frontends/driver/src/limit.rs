@@ -5,7 +5,7 @@
 //! others. The search of a bucket ([`crate::search`]) records its attempts as candidates, without regard to the limit. If
 //! the fastest candidates do not fit together, the plan is made for each of several sizes of the fixed memory, with the
 //! fastest candidates that use no more of it and whose blocks fit the rest. These sizes do not depend on the limit either,
-//! so that a smaller limit gives no faster plan.
+//! so that a smaller limit hardly ever gives a faster plan.
 //!
 //! A program is made to fit by keeping exit barriers one after another, in the requested order and in the leanest order,
 //! for the same and for an unknown next run.

@@ -8,7 +8,7 @@
 //!
 //! With a limit of symmetric memory, the same loop also records its attempts as candidates, and plans those that need less
 //! symmetric memory. The fastest candidate that fits is the result ([`crate::limit`]). The attempts do not depend on the
-//! limit, so that a smaller limit gives no faster plan.
+//! limit, so that a smaller limit hardly ever gives a faster plan.
 
 use std::collections::HashSet;
 use std::slice;
