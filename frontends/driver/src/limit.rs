@@ -512,12 +512,8 @@ fn program_within<'p>(
             let mut schedules = planner.schedule_program(program, order, next_run)?;
             let relies_on_next_run = schedules.rely_on_next_run();
             match keep_barriers_to_fit(&mut schedules, limit)? {
-                Ok((placed, kept_barriers)) => {
+                Ok(placed) => {
                     let us = estimate_us(&placed, options)?;
-                    // The requested order is the fastest one, unless it had to change.
-                    if fastest.is_none() && least == u64::MAX && kept_barriers == 0 {
-                        return Ok(Ok(FittedSchedules { schedules, placed, us }));
-                    }
                     let key = |us: f64, placed: &PlacedPrograms| (us, total_bytes(&placed.buckets));
                     if fastest.as_ref().is_none_or(|f| key(us, &placed) < key(f.us, &f.placed)) {
                         fastest = Some(FittedSchedules { schedules, placed, us });
@@ -538,18 +534,18 @@ fn total_bytes(buckets: &[Bucket]) -> u64 {
     bytes.fold(0, u64::saturating_add)
 }
 
-/// Keeps exit barriers until the symmetric arena takes at most `limit` bytes, and returns how many times it did. If it
-/// never does, returns the bytes that it needs.
+/// Keeps exit barriers until the symmetric arena takes at most `limit` bytes. If it never does, returns the bytes that it
+/// needs.
 fn keep_barriers_to_fit(
     schedules: &mut ProgramSchedules<'_>,
     limit: u64,
-) -> Result<Result<(PlacedPrograms, usize), u64>, PlanError> {
-    for kept_barriers in 0.. {
+) -> Result<Result<PlacedPrograms, u64>, PlanError> {
+    loop {
         // A lower bound is known before blocks have offsets.
         if schedules.symmetric_bound()? <= limit {
             let placed = schedules.place()?;
             if placed.symmetric_peak() <= limit {
-                return Ok(Ok((placed, kept_barriers)));
+                return Ok(Ok(placed));
             }
         }
         if !schedules.keep_barriers()? {
