@@ -2,7 +2,7 @@
 
 A block of Python is a file, named in its first line. A block of sh runs in the folder of these files. The first block of text after it
 has lines of its output, in order: other lines may stand between them, and a line ``…`` is not compared. Other blocks of text are pictures.
-With UPDATE_EXPECT=1, lines that differ from the output in their numbers and spaces only are written into the page.
+With UPDATE_EXPECT=1, lines that differ from the output only in numbers and at their ends are written into the page.
 """
 
 import importlib.util
@@ -35,13 +35,13 @@ def first_missing_line(expected: str, output: str) -> str | None:
 
 
 def with_numbers_of(expected: str, output: str) -> str:
-    """The lines with the numbers of the next line of the output that has the same words."""
+    """The lines, each replaced by the next line of the output that begins with the same words."""
 
     def words(line: str) -> str:
         return " ".join(re.sub(r"[\d.]+", "0", line).split())
 
     rest = iter(output.splitlines())
-    lines = [next((other for other in rest if words(other) == words(line)), line) for line in expected.splitlines()]
+    lines = [next((other for other in rest if words(other).startswith(words(line))), line) for line in expected.splitlines()]
     return "".join(f"{line}\n" for line in lines)
 
 
