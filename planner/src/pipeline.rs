@@ -327,7 +327,7 @@ impl ProgramSchedules<'_> {
         buckets.into_iter().collect()
     }
 
-    /// Joins schedules of different programs of one planner with their placed buckets. `None` if there are none.
+    /// Joins schedules of different programs of one planner with their placed buckets, to be written. `None` if there are none.
     pub fn join(parts: Vec<(Self, Vec<Bucket>)>) -> Option<(Self, Vec<Bucket>)> {
         let mut buckets: Vec<(usize, Bucket)> = Vec::new();
         let mut joined: Option<Self> = None;
@@ -344,8 +344,9 @@ impl ProgramSchedules<'_> {
         Some((joined?, buckets.into_iter().map(|(_, bucket)| bucket).collect()))
     }
 
-    /// Writes the plan of placed buckets.
+    /// Writes the plan of placed buckets. It needs the schedules of all programs.
     pub fn write(&self, buckets: Vec<Bucket>) -> Result<Plan> {
+        debug_assert_eq!(self.programs.len(), self.planner.prepared.len());
         let Planner { source, ranks, nodes, fixed, config, .. } = self.planner;
         let programs = self.programs.values().map(|p| &p.prepared.graph);
         let mut texts = parallel::map([*source].into_iter().chain(programs).collect(), *nodes, text::print);

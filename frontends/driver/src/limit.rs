@@ -133,7 +133,7 @@ impl Candidate {
     }
 
     /// Whether this candidate takes at most these microseconds, and needs no more of the symmetric arena.
-    pub fn replaces(&self, us: f64, needs: &SymmetricNeeds) -> bool {
+    pub fn dominates(&self, us: f64, needs: &SymmetricNeeds) -> bool {
         self.us <= us && self.needs.is_within(needs)
     }
 
@@ -151,7 +151,7 @@ impl Candidate {
         match schedules_within(&planner, pipeline.options, fixed_bytes.saturating_add(room))? {
             Ok(FittedSchedules { placed, us, .. }) => Ok(Some(PlacedPlan { placed, us })),
             Err(needed) => {
-                self.least_block_bytes.get_or_init(|| needed - fixed_bytes);
+                self.least_block_bytes.get_or_init(|| needed.saturating_sub(fixed_bytes));
                 Ok(None)
             }
         }
@@ -182,7 +182,7 @@ struct FittedCandidate<'c> {
 pub struct Candidates {
     /// The planner's options for the bucket alone.
     config: PlanConfig,
-    /// The fastest one first.
+    /// In order of the least time that is expected of each.
     by_time: Vec<Candidate>,
 }
 
@@ -209,12 +209,13 @@ impl Candidates {
     ) -> Result<Option<FittedCandidate<'_>>> {
         let mut fastest: Option<FittedCandidate<'_>> = None;
         for (index, candidate) in self.by_time.iter().enumerate() {
-            if fastest.as_ref().is_some_and(|fastest| candidate.least_us >= fastest.plan.us) {
+            if fastest.as_ref().is_some_and(|fastest| candidate.least_us > fastest.plan.us) {
                 break;
             }
             let Some(room) = room(candidate.fixed()) else { continue };
             let Some(plan) = candidate.fit(pipeline, &self.config, room)? else { continue };
-            if fastest.as_ref().is_none_or(|fastest| plan.us < fastest.plan.us) {
+            let key = |plan: &PlacedPlan| (plan.us, total_bytes(&plan.placed.buckets));
+            if fastest.as_ref().is_none_or(|fastest| key(&plan) < key(&fastest.plan)) {
                 fastest = Some(FittedCandidate { index, candidate, plan });
             }
         }
@@ -245,16 +246,16 @@ impl Candidates {
         Ok(leanest)
     }
 
-    /// The different fixed memories of the candidates, without those of candidates that another one beats in everything.
-    fn useful_fixed_sizes(&self) -> Vec<&FixedSizes> {
+    /// The different fixed memories of the candidates that no other one dominates in time, blocks and fixed memory.
+    fn pareto_fixed_sizes(&self) -> Vec<&FixedSizes> {
         let mut candidates: Vec<&Candidate> = self.by_time.iter().collect();
         candidates.sort_by(|a, b| a.us.total_cmp(&b.us));
         let mut useful: Vec<&Candidate> = Vec::new();
         for candidate in candidates {
-            let beats = |other: &&Candidate| {
+            let dominates = |other: &&Candidate| {
                 other.block_bytes <= candidate.block_bytes && other.fixed().is_within(candidate.fixed())
             };
-            if !useful.iter().any(beats) {
+            if !useful.iter().any(dominates) {
                 useful.push(candidate);
             }
         }
@@ -435,7 +436,7 @@ impl LimitedPlanner<'_> {
 fn joined_fixed_sizes(buckets: &[&Candidates]) -> Vec<FixedSizes> {
     let mut sizes = vec![FixedSizes::default()];
     for (b, bucket) in buckets.iter().enumerate() {
-        let own = bucket.useful_fixed_sizes();
+        let own = bucket.pareto_fixed_sizes();
         let mut joined: Vec<(f64, u64, FixedSizes)> = Vec::new();
         for fixed in sizes.iter().flat_map(|fixed| own.iter().map(|own| fixed.join(own))) {
             if !joined.iter().any(|(_, _, known)| *known == fixed) {

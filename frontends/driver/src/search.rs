@@ -47,8 +47,8 @@ const MAX_RESTART_RATIO: f64 = 1.03;
 /// The most attempts from which the search restarts.
 const MAX_RESTARTS: usize = 2;
 
-/// The most attempts of one proposal that may follow each other without finding anything better.
-const MAX_FRUITLESS: usize = 24;
+/// The most attempts of one proposal that may follow each other without gain.
+const MAX_ATTEMPTS_WITHOUT_GAIN: usize = 24;
 
 /// The difference of costs in microseconds below which attempts count as equal.
 const MIN_SAVED_US: f64 = 1e-3;
@@ -76,7 +76,7 @@ pub struct TriedProposal {
     pub collectives: Vec<String>,
     /// The estimated cost in microseconds: time, and memory at a price.
     pub cost: f64,
-    /// The cost of the best attempt before it.
+    /// The cost of the attempt that it changes: the best one so far or, after a restart, a runner-up.
     pub before: f64,
 }
 
@@ -94,7 +94,7 @@ struct BucketSearch<'a> {
     known_choices: HashSet<Choice>,
     known_inputs: Vec<Arc<BucketInput>>,
     lowered_nodes: usize,
-    /// The number of attempts, except those that are planned only because symmetric memory is limited.
+    /// The number of attempts, except those whose communication alone is slower than the best attempt.
     attempts: usize,
     tried: Vec<TriedProposal>,
     /// The attempts from which the search may restart, with the costs of their sketches.
@@ -209,20 +209,20 @@ impl BucketSearch<'_> {
                 if self.is_exhausted() {
                     return Ok(());
                 }
-                let mut fruitless = 0;
+                let mut without_gain = 0;
                 for proposed in (proposal.choices)(&self.state())? {
                     if self.is_exhausted() {
                         return Ok(());
                     }
-                    if fruitless >= MAX_FRUITLESS {
+                    if without_gain >= MAX_ATTEMPTS_WITHOUT_GAIN {
                         break;
                     }
                     let attempts_before = self.attempts;
                     if self.try_proposal(proposal, proposed)? {
                         self.follow_schedule()?;
-                        fruitless = 0;
+                        without_gain = 0;
                     } else {
-                        fruitless += self.attempts - attempts_before;
+                        without_gain += self.attempts - attempts_before;
                     }
                 }
             }
@@ -247,8 +247,9 @@ impl BucketSearch<'_> {
                 let conditions = attempt.observed_conditions()?;
                 let choice = Choice { conditions, ..attempt.choice.clone() };
                 let proposed = ProposedChoice { choice, ..proposed };
-                self.runner_ups.extend(sketch_cost.map(|cost| (*attempt, cost)));
-                Ok(matches!(self.consider(proposal, proposed)?, Considered::Better))
+                let is_better = matches!(self.consider(proposal, proposed)?, Considered::Better);
+                self.runner_ups.extend(sketch_cost.filter(|_| !is_better).map(|cost| (*attempt, cost)));
+                Ok(is_better)
             }
             _ => Ok(false),
         }
@@ -282,7 +283,10 @@ impl BucketSearch<'_> {
         self.lowered_nodes += input.graph.nodes.len();
         let least_us = communication_us(&input.graph, &self.pipeline.options.profile);
         let is_slower = least_us >= self.best.cost;
-        let needs = self.limited_needs(&input)?;
+        let needs = match self.limited_needs(&input) {
+            Err(DriverError::Plan(_)) => return Ok(Considered::Worse),
+            needs => needs?,
+        };
         if is_slower && needs.as_ref().is_none_or(|needs| self.is_replaced(least_us, needs)) {
             return Ok(Considered::Worse);
         }
@@ -322,7 +326,7 @@ impl BucketSearch<'_> {
 
     /// Whether a candidate takes no longer than a program that takes at least some time, and needs no more.
     fn is_replaced(&self, least_us: f64, needs: &SymmetricNeeds) -> bool {
-        self.candidates.iter().any(|candidate| candidate.replaces(least_us, needs))
+        self.candidates.iter().any(|candidate| candidate.dominates(least_us, needs))
     }
 
     /// Plans a choice: a sketch, and the plan with the cost of its sketch if that is not much above the sketch of the

@@ -60,7 +60,7 @@ pub use capability::{
 pub use contention::ContentionMeasurement;
 pub use curve::{CollectiveCurve, CopyCurve, Provenance};
 pub use table::CurveTable;
-pub use throughput::{MAX_SERIAL_TERMS, OperationCounts, ProductRate, Throughput};
+pub use throughput::{MAX_SERIAL_K, OperationCounts, ProductRate, Throughput};
 pub use traffic::{MAX_CONCAT_OPERANDS_PER_KERNEL, MIN_SEPARATE_COPY_BYTES, StepTraffic, TrafficModel};
 
 /// The version of the format.
@@ -138,6 +138,14 @@ pub enum ProfileError {
     Zero { name: String, field: String },
 }
 
+/// The fields of a profile that all versions have.
+#[derive(Deserialize)]
+struct ProfileHeader {
+    version: u32,
+    #[serde(default)]
+    name: String,
+}
+
 impl MachineProfile {
     pub fn builtin(name: &str) -> Option<MachineProfile> {
         let (_, text) = BUILTIN_PROFILES.iter().find(|(n, _)| *n == name)?;
@@ -160,10 +168,12 @@ impl MachineProfile {
     /// Fails if the text is not a profile or has another version. Fails also for a curve that is duplicated,
     /// names an unknown collective or variant, or has missing, unordered or invalid points.
     pub fn from_json(text: &str) -> Result<MachineProfile, ProfileError> {
-        let profile: MachineProfile = serde_json::from_str(text)?;
-        if profile.version != VERSION {
-            return Err(ProfileError::Version { name: profile.name, found: profile.version });
+        // Other versions have other fields.
+        let header: ProfileHeader = serde_json::from_str(text)?;
+        if header.version != VERSION {
+            return Err(ProfileError::Version { name: header.name, found: header.version });
         }
+        let profile: MachineProfile = serde_json::from_str(text)?;
         if profile.name.len() > MAX_NAME_BYTES {
             let message = format!("expected at most {MAX_NAME_BYTES} bytes, found {}", profile.name.len());
             let name = shorten_middle(&profile.name, 80);
@@ -618,6 +628,15 @@ mod tests {
             host.estimate_added_us(&[(&gather, 1 << 20)], CollectiveVariant::Push, None, 2, hidden)
         });
         assert_eq!(next_to_compute, without_compute);
+    }
+
+    #[test]
+    fn other_versions_are_named_whatever_their_fields_are() {
+        let text = r#"{"version": 4, "name": "old", "throughput": {"gap": 3}}"#;
+        let error = MachineProfile::from_json(text).expect_err("refused");
+        assert!(matches!(&error, ProfileError::Version { name, found: 4 } if name == "old"), "{error}");
+        let error = MachineProfile::from_json(r#"{"name": "none"}"#).expect_err("refused").to_string();
+        assert!(error.contains("version"), "{error}");
     }
 
     #[test]

@@ -3,13 +3,13 @@
 //! A step that computes takes the gap of each of its kernels ([`Throughput`](super::Throughput)), and in addition the longer
 //! of two times: moving the bytes that it reads and writes once, and its operations at the rates of the machine. Bytes move
 //! as in copies ([`MachineProfile::copy_us`]; a copy moves each byte twice). Products mostly read, which is faster: they
-//! move bytes at the rate at which a product of one row reads its weights. Their gap grows with the number of terms of
-//! their sums, which each block adds up one after another. A step without kernels takes no time, for example a concatenation
+//! move bytes at the rate at which a product of one row reads its weights. Their gap grows with K, which each block adds up
+//! step by step. A step without kernels takes no time, for example a concatenation
 //! whose operands are already in place.
 
 use smallvec::SmallVec;
 
-use super::throughput::{OperationCounts, ProductRate};
+use super::throughput::{OperationCounts, ProductRate, Throughput};
 use super::timeline::{TimedStep, us_to_ns};
 use super::{MachineProfile, StepTraffic};
 use crate::collective::Collective;
@@ -28,7 +28,8 @@ impl MachineProfile {
 
     /// A step of these nodes, which move `moved` together, with its estimated time. `size` evaluates a dim, and
     /// `exit` is whether a droppable exit barrier is kept. A step with a collective takes the time of the
-    /// collective, and of what its other nodes move, because its computation happens while it communicates. A collective without a curve takes 8
+    /// collective, plus that of the bytes that its other nodes move. Their operations take no time, because they happen while
+    /// it communicates. A collective without a curve takes 8
     /// µs plus 10 µs for each MB.
     pub fn timed_step(
         &self,
@@ -41,9 +42,9 @@ impl MachineProfile {
         let mut operations = OperationCounts::default();
         let mut rows: Option<u64> = None;
         let mut count: u64 = 0;
-        let mut reads_lines = true;
+        let mut has_transposed_weights_only = true;
         // The bytes of the operands and results of collectives.
-        let mut of_collectives = 0u64;
+        let mut collective_bytes = 0u64;
         let mut collectives: SmallVec<[(&Collective, u64); 1]> = SmallVec::new();
         for node in nodes.map(|n| &graph.nodes[n]) {
             let Op::Collective(c) = &node.op else {
@@ -51,14 +52,14 @@ impl MachineProfile {
                 let reduced = last_axis_reduction_rows(graph, node).map(|numel| size(&numel));
                 rows = rows.into_iter().chain(reduced).min();
                 count += 1;
-                reads_lines &= !node.op.is_matmul() || reads_transposed_weights(graph, node);
+                has_transposed_weights_only &= !node.op.is_matmul() || reads_transposed_weights(graph, node);
                 continue;
             };
             let operands: SmallVec<[_; 3]> = node.inputs.iter().map(|&v| graph.ty(v)).collect();
             let results: SmallVec<[_; 2]> = node.outputs.iter().map(|&v| graph.ty(v)).collect();
             let bytes = c.kind.estimated_bytes(&operands, &results).map_or(0, |bytes| size(&bytes));
             let stored = operands.iter().chain(&results).map(|ty| size(&ty.bytes()));
-            of_collectives = stored.fold(of_collectives, u64::saturating_add);
+            collective_bytes = stored.fold(collective_bytes, u64::saturating_add);
             collectives.push((c, bytes));
         }
         if let Some(&(first, _)) = collectives.first() {
@@ -71,7 +72,7 @@ impl MachineProfile {
             let timed = measured.unwrap_or(unknown);
             // Its other nodes read and write more.
             let further_us =
-                self.copy_us((moved.bytes.saturating_sub(of_collectives) / 2).max(1)) - self.copy_us(1);
+                self.copy_us((moved.bytes.saturating_sub(collective_bytes) / 2).max(1)) - self.copy_us(1);
             return TimedStep { time: timed.time + us_to_ns(further_us), ..timed };
         }
         if moved.kernels == 0 {
@@ -79,7 +80,7 @@ impl MachineProfile {
         }
         // Products with other nodes are one kernel, and so are those of few rows whose weights lie as PyTorch stores them.
         let max_rows = self.dispatches.product.map_or(0, |limits| u64::from(limits.rows));
-        if operations.products < count || (reads_lines && operations.rows <= max_rows) {
+        if operations.products < count || (has_transposed_weights_only && operations.rows <= max_rows) {
             operations = operations.as_one_kernel();
         }
         let more_kernels_us = self.compute_us(0, OperationCounts::default()) * (moved.kernels - 1) as f64;
@@ -113,18 +114,17 @@ impl MachineProfile {
         );
         let attending = operations_us(attention, t.attention).max(of_block);
         let computing = operations_us(matmul_16bit, narrow) + operations_us(matmul, wide) + attending;
-        self.gaps_us(operations) + moving.max(computing)
+        Self::gaps_us(t, operations) + moving.max(computing)
     }
 
-    /// The time of the kernels of a step in addition to its bytes and operations, in microseconds; 0 if it is unknown.
-    fn gaps_us(&self, operations: OperationCounts) -> f64 {
-        let Some(t) = &self.throughput else { return 0.0 };
-        let OperationCounts { products, terms, attentions, .. } = operations;
+    /// The time of the kernels of a step in addition to its bytes and operations, in microseconds.
+    fn gaps_us(t: &Throughput, operations: OperationCounts) -> f64 {
+        let OperationCounts { products, k, attentions, .. } = operations;
         if products + attentions == 0 {
             return t.gap_us;
         }
         t.product_gap_us * products as f64
-            + t.product_terms_us * terms as f64 / 1024.0
+            + t.product_k_us * k as f64 / 1024.0
             + t.attention_gap_us * attentions as f64
     }
 
@@ -192,7 +192,7 @@ mod tests {
                 matmul_16bit: count,
                 rows: 8,
                 products: 1,
-                terms: 32,
+                k: 32,
                 ..OperationCounts::default()
             }
         );
@@ -225,8 +225,8 @@ mod tests {
         let throughput = p.throughput.expect("stated");
         assert_eq!(p.compute_us(0, none), throughput.gap_us + p.copy_us(1));
         assert_eq!(p.compute_us(2 << 28, none), throughput.gap_us + p.copy_us(1 << 28));
-        let million = OperationCounts { matmul_16bit: 690_000_000_000, products: 1, terms: 2048, ..none };
-        let gap_us = throughput.product_gap_us + 2.0 * throughput.product_terms_us;
+        let million = OperationCounts { matmul_16bit: 690_000_000_000, products: 1, k: 2048, ..none };
+        let gap_us = throughput.product_gap_us + 2.0 * throughput.product_k_us;
         let million_us = gap_us + 690e9 / (throughput.matmul_16bit * 1e6);
         assert_eq!(p.compute_us(1024, million), million_us);
         // Narrow products are faster than wide ones, and a profile without a throughput estimates from bytes.
@@ -279,7 +279,7 @@ mod tests {
                 ProductRate::interpolate_rate(&p.product_rates, rows, |r| r.matmul_16bit).expect("rates");
             us - operations / (rate * 1e6)
         };
-        let one = t.product_gap_us + t.product_terms_us;
+        let one = t.product_gap_us + t.product_k_us;
         for (rows, weight, residual, gaps) in [
             (8, "t", "", 1.0),
             (8, "", "", 2.0),
@@ -305,13 +305,13 @@ mod tests {
                 for rows in (1..=300).chain((3..=96).map(|i| i * 128)) {
                     let done = 2 * rows * k * n;
                     let [matmul_16bit, matmul] = if bytes == 2 { [done, 0] } else { [0, done] };
-                    let (products, terms) = (1, k.min(super::super::MAX_SERIAL_TERMS));
+                    let (products, serial_k) = (1, k.min(super::super::MAX_SERIAL_K));
                     let operations = OperationCounts {
                         matmul_16bit,
                         matmul,
                         rows,
                         products,
-                        terms,
+                        k: serial_k,
                         ..OperationCounts::default()
                     };
                     let us = p.compute_us(bytes * (k * n + rows * (k + n)), operations);
@@ -336,7 +336,14 @@ mod tests {
 
     #[test]
     fn throughputs_that_are_no_rates_are_refused_by_name() {
-        for (field, value) in [("attention", "0.0"), ("gap_us", "-1.0"), ("matmul", "0")] {
+        for (field, value) in [
+            ("attention", "0.0"),
+            ("gap_us", "-1.0"),
+            ("product_gap_us", "0"),
+            ("product_k_us", "1e13"),
+            ("attention_gap_us", "-0.5"),
+            ("matmul", "0"),
+        ] {
             let mut json: serde_json::Value = serde_json::from_str(&profile().to_json()).expect("JSON");
             json["throughput"][field] = serde_json::from_str(value).expect("a number");
             let error = MachineProfile::from_json(&json.to_string()).expect_err("refused").to_string();

@@ -23,9 +23,8 @@ pub struct Throughput {
     /// The time of a product in addition to its bytes and operations, in microseconds: from the end of the kernel before it
     /// until it moves bytes at full speed, and its end.
     pub product_gap_us: f64,
-    /// The time that a product takes in addition for each 1024 terms of its sums, up to [`MAX_SERIAL_TERMS`], in
-    /// microseconds.
-    pub product_terms_us: f64,
+    /// The time that a product takes in addition for each 1024 of K, up to [`MAX_SERIAL_K`], in microseconds.
+    pub product_k_us: f64,
     /// The time of attention in addition to its bytes and operations, in microseconds.
     pub attention_gap_us: f64,
     /// The minimum time between the end of a step and the start of a step of the other lane that waits for it,
@@ -42,7 +41,7 @@ impl Throughput {
             ("attention", self.attention),
             ("gap_us", self.gap_us),
             ("product_gap_us", self.product_gap_us),
-            ("product_terms_us", self.product_terms_us),
+            ("product_k_us", self.product_k_us),
             ("attention_gap_us", self.attention_gap_us),
             ("crossing_us", self.crossing_us),
         ];
@@ -116,15 +115,14 @@ pub struct OperationCounts {
     pub rows: u64,
     /// The number of products.
     pub products: u64,
-    /// The sum of the terms of the products' sums, each up to [`MAX_SERIAL_TERMS`].
-    pub terms: u64,
+    /// The sum of the K of the products, each up to [`MAX_SERIAL_K`].
+    pub k: u64,
     /// The number of attentions with several queries for each head, and of their gradients.
     pub attentions: u64,
 }
 
-/// The number of terms from which on a product divides its sums: more terms take no more time besides that of their bytes
-/// and operations.
-pub const MAX_SERIAL_TERMS: u64 = 4096;
+/// The K from which on a product divides its sums: a larger K takes no more time besides that of its bytes and operations.
+pub const MAX_SERIAL_K: u64 = 4096;
 
 impl OperationCounts {
     /// The operations of a node, where `size` evaluates a dim. If the groups of a grouped product divide K, all
@@ -147,7 +145,7 @@ impl OperationCounts {
                 let narrow = operand.dtype.size() <= 2 && operand.dtype.is_float();
                 *(if narrow { &mut out.matmul_16bit } else { &mut out.matmul }) = operations;
                 out.products = 1;
-                out.terms = terms.min(MAX_SERIAL_TERMS);
+                out.k = terms.min(MAX_SERIAL_K);
                 out.rows = match &result.shape[..] {
                     [.., rows, _]
                         if !is_grouped
@@ -177,10 +175,10 @@ impl OperationCounts {
         out
     }
 
-    /// The operations of products whose results other nodes of their kernel use: one product.
+    /// The counts if one kernel computes all products: one gap, with the mean of their K.
     pub fn as_one_kernel(self) -> OperationCounts {
-        let OperationCounts { products, terms, .. } = self;
-        OperationCounts { products: products.min(1), terms: terms / products.max(1), ..self }
+        let OperationCounts { products, k, .. } = self;
+        OperationCounts { products: products.min(1), k: k / products.max(1), ..self }
     }
 
     pub fn plus(self, other: OperationCounts) -> OperationCounts {
@@ -191,7 +189,7 @@ impl OperationCounts {
             attention_block: self.attention_block.saturating_add(other.attention_block),
             rows: self.rows.max(other.rows),
             products: self.products.saturating_add(other.products),
-            terms: self.terms.saturating_add(other.terms),
+            k: self.k.saturating_add(other.k),
             attentions: self.attentions.saturating_add(other.attentions),
         }
     }

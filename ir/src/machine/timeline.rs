@@ -14,10 +14,12 @@ pub const FULL_RATE: u32 = 1024;
 /// before that matters.
 pub const MACHINE_FILLING_NS: u64 = 50_000;
 
-/// The most that a collective takes from concurrent computation that does not fill the machine, and its rate next to it. Both
-/// fit the times of 60 plans of nine programs on two H200, half of whose collectives run next to kernels of 3 to 15 µs.
+/// The most that a collective takes from concurrent computation that does not fill the machine. It and
+/// [`MIN_RATE_NEXT_TO_SHORT_KERNELS`] fit the times of 60 plans of nine programs on two H200 (2026-11-30).
 const MAX_SHARE_OF_SHORT_KERNELS: u32 = FULL_RATE * 3 / 5;
-const RATE_NEXT_TO_SHORT_KERNELS: u32 = FULL_RATE * 9 / 10;
+
+/// The least rate of a collective next to computation that does not fill the machine.
+const MIN_RATE_NEXT_TO_SHORT_KERNELS: u32 = FULL_RATE * 9 / 10;
 
 /// Converts microseconds to nanoseconds, at most a thousand seconds.
 pub fn us_to_ns(us: f64) -> u64 {
@@ -36,7 +38,7 @@ pub struct TimedStep {
     /// full speed.
     pub compute_share: u32,
     /// For a step that communicates: its rate, relative to [`FULL_RATE`], next to computation that fills the
-    /// machine. Next to other computation it is at least nearly full speed.
+    /// machine. Next to other computation it is at least [`MIN_RATE_NEXT_TO_SHORT_KERNELS`].
     pub rate: u32,
 }
 
@@ -54,12 +56,12 @@ impl TimedStep {
 
 impl TimedStep {
     /// The rates of this computation and of a collective while both run. A collective slows computation that
-    /// fills the machine in proportion to its own rate. Other computation keeps a part of the machine, and slows it
-    /// slightly.
+    /// fills the machine in proportion to its own rate. It takes at most a fixed share of other computation,
+    /// which slows it slightly.
     fn concurrent_rates(&self, collective: &TimedStep) -> [u32; 2] {
         let compute_share = collective.compute_share.min(FULL_RATE);
         if !self.fills_machine {
-            let rate = collective.rate.clamp(RATE_NEXT_TO_SHORT_KERNELS, FULL_RATE);
+            let rate = collective.rate.clamp(MIN_RATE_NEXT_TO_SHORT_KERNELS, FULL_RATE);
             return [FULL_RATE - compute_share.min(MAX_SHARE_OF_SHORT_KERNELS), rate];
         }
         let rate = collective.rate.clamp(1, FULL_RATE);
