@@ -26,6 +26,11 @@ pub struct SearchState<'a> {
 }
 
 impl SearchState<'_> {
+    /// Whether fewer choices are tried, because each takes long.
+    pub fn is_large(&self) -> bool {
+        self.programs.graph(self.best.choice.for_small_sizes).nodes.len() > LARGE_PROGRAM_NODES
+    }
+
     /// Whether the options allow a variant.
     fn is_allowed(&self, variant: CollectiveVariant) -> bool {
         self.pipeline.options.variants.as_ref().is_none_or(|variants| variants.contains(&variant))
@@ -199,7 +204,7 @@ fn use_no_rewriting(search: &SearchState<'_>) -> Result<Vec<ProposedChoice>> {
 fn join_collectives(search: &SearchState<'_>, joining: JoinMode) -> Result<Vec<ProposedChoice>> {
     let best = &search.best.choice;
     let program = search.programs.graph(best.for_small_sizes);
-    let is_large = program.nodes.len() > LARGE_PROGRAM_NODES;
+    let is_large = search.is_large();
     let reaches = if is_large { &COALESCE_REACHES[..LARGE_PROGRAM_REACHES] } else { COALESCE_REACHES };
     let members = |sets: &[CoalescedSet]| -> BTreeSet<String> {
         sets.iter().flatten().map(|&n| program.node_name(n).to_string()).collect()
@@ -224,6 +229,9 @@ fn join_collectives(search: &SearchState<'_>, joining: JoinMode) -> Result<Vec<P
         let kept = if joining == JoinMode::Together { members(&base.packed) } else { BTreeSet::new() };
         for &reach in reaches {
             let sets = sets(joining, reach, &kept)?;
+            if sets.is_empty() {
+                continue;
+            }
             let joined = sets.iter().map(Vec::len).sum::<usize>();
             let change = format!("{joined} collectives in {} sets", sets.len());
             let choice = match joining {

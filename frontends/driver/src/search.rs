@@ -29,8 +29,9 @@ const MAX_ROUNDS: usize = 3;
 /// The most attempts that are planned for one bucket.
 const MAX_ATTEMPTS: usize = 240;
 
-/// The most nodes of all different programs that are lowered for one bucket.
+/// The most nodes of all different programs that are lowered for one bucket, and the same for large programs.
 const MAX_LOWERED_NODES: usize = 60_000;
+const MAX_LOWERED_NODES_OF_LARGE: usize = 40_000;
 
 /// The most times that variants are chosen again with the schedule of the attempt before.
 const MAX_OBSERVED_ROUNDS: usize = 2;
@@ -234,7 +235,9 @@ impl BucketSearch<'_> {
     }
 
     fn is_exhausted(&self) -> bool {
-        self.attempts >= MAX_ATTEMPTS || self.lowered_nodes >= MAX_LOWERED_NODES
+        let max_lowered_nodes =
+            if self.state().is_large() { MAX_LOWERED_NODES_OF_LARGE } else { MAX_LOWERED_NODES };
+        self.attempts >= MAX_ATTEMPTS || self.lowered_nodes >= max_lowered_nodes
     }
 
     /// Plans a choice of a proposal. If it costs little more than the best attempt, and the proposal changes schedules,
