@@ -15,7 +15,7 @@ pub const FULL_RATE: u32 = 1024;
 pub const MACHINE_FILLING_NS: u64 = 50_000;
 
 /// The most that a collective takes from concurrent computation that does not fill the machine. It and
-/// [`MIN_RATE_NEXT_TO_SHORT_KERNELS`] fit the times of 60 plans of nine programs on two H200 (2026-11-30).
+/// `MIN_RATE_NEXT_TO_SHORT_KERNELS` fit the times of 60 plans of nine programs on two H200 (2026-11-30).
 const MAX_SHARE_OF_SHORT_KERNELS: u32 = FULL_RATE * 3 / 5;
 
 /// The least rate of a collective next to computation that does not fill the machine.
@@ -38,7 +38,7 @@ pub struct TimedStep {
     /// full speed.
     pub compute_share: u32,
     /// For a step that communicates: its rate, relative to [`FULL_RATE`], next to computation that fills the
-    /// machine. Next to other computation it is at least [`MIN_RATE_NEXT_TO_SHORT_KERNELS`].
+    /// machine. Next to other computation it is at least `MIN_RATE_NEXT_TO_SHORT_KERNELS`.
     pub rate: u32,
 }
 
