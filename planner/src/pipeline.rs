@@ -327,7 +327,8 @@ impl ProgramSchedules<'_> {
         buckets.into_iter().collect()
     }
 
-    /// Joins schedules of different programs of one planner with their placed buckets, to be written. `None` if there are none.
+    /// Joins the schedules of different programs of one planner, and their placed buckets, for [`write`](Self::write). `None` if
+    /// there are no schedules.
     pub fn join(parts: Vec<(Self, Vec<Bucket>)>) -> Option<(Self, Vec<Bucket>)> {
         let mut buckets: Vec<(usize, Bucket)> = Vec::new();
         let mut joined: Option<Self> = None;

@@ -66,7 +66,7 @@ impl FixedSizes {
     }
 }
 
-/// What a program needs of the symmetric arena, as far as that is known before it has an order.
+/// The symmetric memory that a program needs, as far as it is known before the program is scheduled.
 #[derive(Clone)]
 pub struct SymmetricNeeds {
     fixed: FixedSizes,
@@ -149,7 +149,7 @@ impl Candidate {
         let planner = Planner::new(pipeline.source, slice::from_ref(&*self.input), config)?;
         let fixed_bytes = planner.fixed_bytes();
         match schedules_within(&planner, pipeline.options, fixed_bytes.saturating_add(room))? {
-            Ok(FittedSchedules { placed, us, .. }) => Ok(Some(PlacedPlan { placed, us })),
+            Ok(FittedSchedules { plan, .. }) => Ok(Some(plan)),
             Err(needed) => {
                 self.least_block_bytes.get_or_init(|| needed.saturating_sub(fixed_bytes));
                 Ok(None)
@@ -165,9 +165,17 @@ impl Candidate {
     }
 }
 
+/// Placed programs with the estimated microseconds of a run of all their buckets.
 struct PlacedPlan {
     placed: PlacedPrograms,
     us: f64,
+}
+
+impl PlacedPlan {
+    /// Whether it is faster than another one, or as fast with less memory.
+    fn is_better_than(&self, other: &PlacedPlan) -> bool {
+        (self.us, total_bytes(&self.placed.buckets)) < (other.us, total_bytes(&other.placed.buckets))
+    }
 }
 
 /// The fastest candidate of a bucket that fits.
@@ -214,8 +222,7 @@ impl Candidates {
             }
             let Some(room) = room(candidate.fixed()) else { continue };
             let Some(plan) = candidate.fit(pipeline, &self.config, room)? else { continue };
-            let key = |plan: &PlacedPlan| (plan.us, total_bytes(&plan.placed.buckets));
-            if fastest.as_ref().is_none_or(|fastest| key(&plan) < key(&fastest.plan)) {
+            if fastest.as_ref().is_none_or(|fastest| plan.is_better_than(&fastest.plan)) {
                 fastest = Some(FittedCandidate { index, candidate, plan });
             }
         }
@@ -344,7 +351,7 @@ impl LimitedPlanner<'_> {
 
     fn plan_within(&self, planner: &Planner<'_>) -> Result<Result<TimedPlan, SmallestArena>> {
         match schedules_within(planner, self.pipeline.options, self.limit)? {
-            Ok(FittedSchedules { schedules, placed, us }) => {
+            Ok(FittedSchedules { schedules, plan: PlacedPlan { placed, us } }) => {
                 Ok(Ok(TimedPlan { plan: schedules.write(placed.buckets)?, us }))
             }
             Err(needed) => {
@@ -460,12 +467,11 @@ fn joined_fixed_sizes(buckets: &[&Candidates]) -> Vec<FixedSizes> {
 /// Schedules whose symmetric arena is within a limit.
 struct FittedSchedules<'p> {
     schedules: ProgramSchedules<'p>,
-    placed: PlacedPrograms,
-    /// The estimated microseconds of a run of all buckets.
-    us: f64,
+    plan: PlacedPlan,
 }
 
-/// The fastest schedules of programs within a limit of symmetric memory. If there are none, the bytes that are needed.
+/// The fastest schedules of programs within a limit of symmetric memory. If no schedules fit, returns the bytes that the
+/// smallest ones need.
 fn schedules_within<'p>(
     planner: &'p Planner<'p>,
     options: &CompileOptions,
@@ -480,7 +486,7 @@ fn schedules_within<'p>(
     let mut needed: Option<u64> = None;
     for fitted in fitted {
         match fitted? {
-            Ok(FittedSchedules { schedules, placed, us }) => {
+            Ok(FittedSchedules { schedules, plan: PlacedPlan { placed, us } }) => {
                 parts.push((schedules, placed.buckets));
                 resolved.extend(placed.programs);
                 total_us += us;
@@ -494,7 +500,7 @@ fn schedules_within<'p>(
     let joined = ProgramSchedules::join(parts);
     let (schedules, buckets) = joined.ok_or_else(|| DriverError::defect("a plan has no program"))?;
     let placed = PlacedPrograms { buckets, programs: resolved };
-    Ok(Ok(FittedSchedules { schedules, placed, us: total_us }))
+    Ok(Ok(FittedSchedules { schedules, plan: PlacedPlan { placed, us: total_us } }))
 }
 
 /// The fastest schedule of one program within a limit of symmetric memory, in the requested order or in the leanest one,
@@ -514,10 +520,9 @@ fn program_within<'p>(
             let relies_on_next_run = schedules.rely_on_next_run();
             match keep_barriers_to_fit(&mut schedules, limit)? {
                 Ok(placed) => {
-                    let us = estimate_us(&placed, options)?;
-                    let key = |us: f64, placed: &PlacedPrograms| (us, total_bytes(&placed.buckets));
-                    if fastest.as_ref().is_none_or(|f| key(us, &placed) < key(f.us, &f.placed)) {
-                        fastest = Some(FittedSchedules { schedules, placed, us });
+                    let plan = PlacedPlan { us: estimate_us(&placed, options)?, placed };
+                    if fastest.as_ref().is_none_or(|fastest| plan.is_better_than(&fastest.plan)) {
+                        fastest = Some(FittedSchedules { schedules, plan });
                     }
                 }
                 Err(needed) => least = least.min(needed),
@@ -550,10 +555,9 @@ fn keep_barriers_to_fit(
             }
         }
         if !schedules.keep_barriers()? {
-            break;
+            return Ok(Err(schedules.place()?.symmetric_peak()));
         }
     }
-    Ok(Err(schedules.place()?.symmetric_peak()))
 }
 
 /// The estimated microseconds of a run of all buckets.

@@ -321,7 +321,7 @@ impl BucketSearch<'_> {
         }
     }
 
-    /// What a program needs of the symmetric arena, if that is limited.
+    /// The symmetric memory that a program needs, if it is limited.
     fn limited_needs(&self, input: &BucketInput) -> Result<Option<SymmetricNeeds>> {
         let needs = || SymmetricNeeds::new(self.pipeline, &self.config, input);
         self.is_limited().then(needs).transpose()

@@ -29,8 +29,8 @@ use crate::error::{Error, ErrorKind};
 
 /// The columns of products, and of the rows that collectives exchange.
 const PRODUCT_COLUMNS: u64 = 4096;
-/// The columns of products whose rates are measured: so many that the difference between the gaps of symmc's kernels and the
-/// library's hardly matters.
+/// The columns of products whose rates are measured. Kernels of symmc and of the library have different gaps; these products
+/// take so long that the difference hardly matters.
 const RATE_COLUMNS: u64 = 8192;
 /// The number of consecutive products, each with different weights so that caches hold none of them.
 const PRODUCTS_PER_RUN: usize = 8;

@@ -1,6 +1,6 @@
 //! Estimated time of steps, from memory traffic, operations and the minimum time of a kernel.
 //!
-//! A step that computes takes the gap of each of its kernels ([`Throughput`](super::Throughput)), and in addition the longer
+//! A step that computes takes the gap of each of its kernels ([`Throughput`]), and in addition the longer
 //! of two times: moving the bytes that it reads and writes once, and its operations at the rates of the machine. Bytes move
 //! as in copies ([`MachineProfile::copy_us`]; a copy moves each byte twice). Products mostly read, which is faster: they
 //! move bytes at the rate at which a product of one row reads its weights. Their gap grows with K, which each block adds up
@@ -163,6 +163,7 @@ fn last_axis_reduction_rows(graph: &Graph, node: &Node) -> Option<Dim> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::MAX_SERIAL_K;
     use super::*;
     use crate::text;
 
@@ -305,7 +306,7 @@ mod tests {
                 for rows in (1..=300).chain((3..=96).map(|i| i * 128)) {
                     let done = 2 * rows * k * n;
                     let [matmul_16bit, matmul] = if bytes == 2 { [done, 0] } else { [0, done] };
-                    let (products, serial_k) = (1, k.min(super::super::MAX_SERIAL_K));
+                    let (products, serial_k) = (1, k.min(MAX_SERIAL_K));
                     let operations = OperationCounts {
                         matmul_16bit,
                         matmul,
