@@ -16,7 +16,7 @@ use std::sync::Arc;
 use symmc::{CompileConfig, ErrorKind, MachineProfile, Numerics, NumericsClass, Program, SourceStatus};
 use symmc_cases::idioms::{self, IdiomProgram};
 use symmc_ir::entity::Entity;
-use symmc_ir::interp::{self, RoundingHistory, RunCount};
+use symmc_ir::interp::{self, ReferenceKernelRegistry, RoundingHistory, RoundingNoise, RunCount};
 use symmc_ir::{DType, Graph, Op, SymbolBindings, Tensor, text};
 use symmc_passes::lower::choose_forms;
 use symmc_passes::{LowerConfig, canonicalize, lower};
@@ -83,6 +83,9 @@ fn compare_forms(seed: u64, program: &IdiomProgram, all: &mut RewriteCounts) -> 
         }
         let inputs = inputs(&program.graph, &bindings, numbers, is_shared, &mut r);
         let expected = interp::run(&program.graph, &bindings, &inputs).map_err(|e| e.to_string())?;
+        let is_rounding = |form: &ProgramForm, found: &Tensor, rank: usize, k: usize| {
+            is_within_noise(&program.graph, &bindings, &inputs, form, (rank, k), (found, &expected[rank][k]))
+        };
         for form in &forms {
             let is_exact = form.numerics.is_exact();
             if !is_exact && matches!(numbers, InputNumbers::Special | InputNumbers::Extreme) {
@@ -96,6 +99,7 @@ fn compare_forms(seed: u64, program: &IdiomProgram, all: &mut RewriteCounts) -> 
                         has_same_bits(actual, expected)
                     } else {
                         is_near(actual, expected, &form.histories[k], &inputs)
+                            || is_rounding(form, actual, rank, k)?
                     };
                     if !is_same {
                         return Err(format!(
@@ -246,6 +250,35 @@ fn tensor(dtype: DType, shape: &[usize], numbers: InputNumbers, r: &mut SplitMix
     Tensor::from_f64(dtype, shape.to_vec(), &elements).expect("as many elements as the shape has")
 }
 
+/// The runs with noise that show how far rounding moves the elements of an output.
+const NOISY_RUNS: u64 = 8;
+
+/// Whether the elements of output `k` of a rank that are not near the expected ones are moved as far by noise on the roundings of the
+/// program. Sums whose terms cancel have elements that no fraction of inputs and outputs bounds.
+fn is_within_noise(
+    graph: &Graph,
+    bindings: &SymbolBindings,
+    inputs: &[Vec<Arc<Tensor>>],
+    form: &ProgramForm,
+    (rank, k): (usize, usize),
+    (found, expected): (&Tensor, &Tensor),
+) -> Result<bool, String> {
+    let tolerance = tolerance_of(&form.histories[k], expected, largest_of(inputs, expected));
+    let mut spread = interp::spread_of_beyond(found, expected, tolerance);
+    for seed in 0..NOISY_RUNS {
+        let noise = RoundingNoise { seed, numerics: form.numerics };
+        let registry = ReferenceKernelRegistry::new();
+        let noisy = interp::run_with_noise(graph, bindings, inputs, &registry, noise);
+        spread.widen(expected, &noisy.map_err(|e| e.to_string())?[rank][k]);
+    }
+    Ok(interp::compare_with_spread(found, expected, tolerance, &spread).agrees())
+}
+
+/// The largest magnitude of inputs and an output. Terms that cancel are as large as inputs, at least.
+fn largest_of(inputs: &[Vec<Arc<Tensor>>], expected: &Tensor) -> f64 {
+    inputs.iter().flatten().fold(largest(expected), |most, t| most.max(largest(t)))
+}
+
 /// Whether all elements have the same bits, or are both NaN.
 pub(crate) fn has_same_bits(a: &Tensor, b: &Tensor) -> bool {
     let size = a.dtype().size();
@@ -262,8 +295,6 @@ pub(crate) fn is_near(
     history: &RoundingHistory,
     inputs: &[Vec<Arc<Tensor>>],
 ) -> bool {
-    // Terms that cancel are as large as inputs, at least.
-    let scale = inputs.iter().flatten().fold(largest(expected), |most, t| most.max(largest(t)));
-    let tolerance = tolerance_of(history, expected, scale);
+    let tolerance = tolerance_of(history, expected, largest_of(inputs, expected));
     interp::compare(found, expected, tolerance).agrees()
 }
