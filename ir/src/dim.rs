@@ -322,9 +322,15 @@ impl Dim {
                 };
                 quotient + floored
             }
-            _ => self
-                .exact_div_by_quotient(divisor)
-                .unwrap_or_else(|| Dim::from_atom(DimAtom::FloorDiv(self.clone(), divisor.clone()))),
+            _ => {
+                if let Some(exact) = self.exact_div_by_quotient(divisor) {
+                    return exact;
+                }
+                match self.cancel_common_atoms(divisor) {
+                    Some((_, dividend, divisor)) => dividend.floor_div(&divisor),
+                    None => Dim::from_atom(DimAtom::FloorDiv(self.clone(), divisor.clone())),
+                }
+            }
         }
     }
 
@@ -339,11 +345,16 @@ impl Dim {
                 let remainder = self.split_by_divisor(b).1;
                 if remainder.as_const().is_some() {
                     remainder
+                } else if remainder.is_whole_multiple(b) {
+                    Dim::from(0)
                 } else {
                     Dim::from_atom(DimAtom::Mod(remainder, divisor.clone()))
                 }
             }
-            _ => Dim::from_atom(DimAtom::Mod(self.clone(), divisor.clone())),
+            _ => match self.cancel_common_atoms(divisor) {
+                Some((common, dividend, divisor)) => common * dividend.modulo(&divisor),
+                None => Dim::from_atom(DimAtom::Mod(self.clone(), divisor.clone())),
+            },
         }
     }
 

@@ -58,6 +58,25 @@ impl Dim {
         (self.clone() * Dim::from(k)).exact_div(&multiple)
     }
 
+    /// The product of the atoms that all terms of the expression and the divisor have, and both without it: `div(b*x, 8*b)` is
+    /// `div(x, 8)` and `mod(b*x, 8*b)` is `b*mod(x, 8)` wherever they have a value. `None` if there are no such atoms.
+    pub(super) fn cancel_common_atoms(&self, divisor: &Dim) -> Option<(Dim, Dim, Dim)> {
+        let ((terms, 0), (divisor_terms, 0)) = (self.terms_and_constant(), divisor.terms_and_constant()) else {
+            return None;
+        };
+        let (first, others) = divisor_terms.split_first()?;
+        let mut common = first.product.clone();
+        for term in others.iter().chain(terms) {
+            let mut left = term.product.clone();
+            common.retain(|atom| left.iter().position(|a| a == atom).map(|at| left.remove(at)).is_some());
+        }
+        if common.is_empty() || terms.is_empty() {
+            return None;
+        }
+        let common = Dim::from_normal_terms(smallvec![DimTerm { product: common, factor: 1 }], 0);
+        Some((common.clone(), self.exact_div(&common)?, divisor.exact_div(&common)?))
+    }
+
     /// Removes a division that is a term of the expression. The first result divided by the second equals the
     /// expression divided by `b`.
     fn merge_nested_division(&self, b: i64) -> Option<(Dim, i64)> {
@@ -100,6 +119,11 @@ impl Dim {
         })
     }
 
+    /// Whether the expression is a multiple of `divisor` because of remainders in it, as `n + mod(-n, 4)` is one of 4.
+    pub(super) fn is_whole_multiple(&self, divisor: i64) -> bool {
+        self.depth() > 0 && self.expand_remainders().is_divisible_by(divisor)
+    }
+
     /// The divisor `k` of a term `c*div(a, k)` where `c` is not a multiple of `k`. `None` unless `k` times the
     /// expression is small for all values of the symbols.
     pub(super) fn missing_divisor_within(&self, symbols: &SymbolTable) -> Option<i64> {
@@ -122,8 +146,7 @@ impl DimTerm {
         let (position, a, divisor) = self.product.iter().enumerate().find_map(|(i, atom)| {
             let DimAtom::FloorDiv(a, k) = atom else { return None };
             let divisor = k.as_const().filter(|&k| k > 0 && self.factor % k == 0)?;
-            let is_whole = a.depth() > 0 && a.expand_remainders().is_divisible_by(divisor);
-            is_whole.then(|| (i, a.clone(), divisor))
+            a.is_whole_multiple(divisor).then(|| (i, a.clone(), divisor))
         })?;
         let mut product = self.product.clone();
         product.remove(position);

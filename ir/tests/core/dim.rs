@@ -336,3 +336,21 @@ fn quotients_of_quotients_have_one_form() {
     let large = 1 << 40;
     assert_eq!((n.floor_div(&c(large)) + c(1)).floor_div(&c(large)).depth(), 2);
 }
+
+#[test]
+fn sizes_that_are_padded_to_a_multiple_divide() {
+    let (n, rows) = (s(0), s(1));
+    for padding in [(c(-1) * n.clone()).modulo(&c(256)), (c(256) - n.modulo(&c(256))).modulo(&c(256))] {
+        let padded = n.clone() + padding;
+        for width in [c(1), c(64), rows.clone(), rows.clone() * c(64), rows.clone() * rows.clone() * c(64)] {
+            let elements = width.clone() * padded.clone();
+            let chunks = elements.floor_div(&(width.clone() * c(256)));
+            assert_eq!(chunks.clone() * c(256) * width.clone(), elements, "{chunks:?} chunks of {width:?}");
+            assert_eq!(elements.modulo(&(width.clone() * c(256))), c(0));
+            assert_eq!(elements.floor_div(&chunks), c(256) * width);
+        }
+    }
+    let shown = |dim: Dim| dim.display(&symbols()).to_string();
+    assert_eq!(shown((rows.clone() * n.clone()).floor_div(&(rows.clone() * c(8)))), "div(s0, 8)");
+    assert_eq!(shown((rows.clone() * n.clone()).modulo(&(rows * c(8)))), "s1*mod(s0, 8)");
+}
