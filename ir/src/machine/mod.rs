@@ -606,7 +606,7 @@ mod tests {
     fn kernels_that_were_not_measured_have_no_number_of_blocks() {
         let p = MachineProfile::builtin("h200x2").unwrap();
         let blocks = |kind| p.max_blocks(&kind, CollectiveVariant::Push, 256 << 20, 2);
-        assert_eq!(blocks(CollectiveKind::AllToAll(AllToAllSplits::Even)), Some(16));
+        assert_eq!(blocks(CollectiveKind::AllToAll(AllToAllSplits::Even)), Some(64));
         assert_eq!(blocks(CollectiveKind::ReduceRows), None);
     }
 
