@@ -347,6 +347,8 @@ impl Dim {
                     remainder
                 } else if remainder.is_whole_multiple(b) {
                     Dim::from(0)
+                } else if let Some(congruent) = remainder.without_congruent_remainders(b) {
+                    congruent.modulo(divisor)
                 } else {
                     Dim::from_atom(DimAtom::Mod(remainder, divisor.clone()))
                 }
@@ -614,14 +616,21 @@ impl DimAtom {
                 let b = b.bounds(symbols);
                 (a.0.min(b.0), a.1.min(b.1))
             }
-            DimAtom::FloorDiv(a, b) => {
-                let a = a.bounds(symbols);
-                let b = b.bounds(symbols);
+            DimAtom::FloorDiv(dividend, divisor) => {
+                let a = dividend.bounds(symbols);
+                let b = divisor.bounds(symbols);
                 if b.0 <= 0 {
                     return (i64::MIN, i64::MAX);
                 }
                 let ends = [a.0, a.1].map(|x| [floor_div(x, b.0), floor_div(x, b.1)]);
-                (ends[0][0].min(ends[0][1]), ends[1][0].max(ends[1][1]))
+                let (low, high) = (ends[0][0].min(ends[0][1]), ends[1][0].max(ends[1][1]));
+                match divisor.as_const().and_then(|k| dividend.quotient_of_whole_multiple(k)) {
+                    Some(quotient) if quotient.depth() <= dividend.depth() => {
+                        let exact = quotient.bounds(symbols);
+                        (low.max(exact.0), high.min(exact.1))
+                    }
+                    _ => (low, high),
+                }
             }
             DimAtom::Mod(a, b) => {
                 let a = a.bounds(symbols);

@@ -48,6 +48,14 @@ pub fn open_program(
     for note in &program.notes {
         messages::note(note);
     }
+    if !program.assumed_sizes.is_empty() {
+        let assumed =
+            program.assumed_sizes.iter().map(|(symbol, constraint)| format!(" --dim {symbol}={constraint}"));
+        messages::note(&format!(
+            "the program leaves sizes open; this is assumed, and the same options state other sizes:{}",
+            assumed.collect::<String>()
+        ));
+    }
     Ok(program)
 }
 

@@ -4,6 +4,7 @@
 //! access to a node's operands belong to each importer. This crate has the emission of graph nodes, and the
 //! symbols of a program with their expressions.
 
+pub mod assumed_sizes;
 pub mod compositions;
 pub mod declared;
 pub mod einsum;

@@ -6,7 +6,9 @@
 //! symbol, such as `2*pairs`. So is a symbol that is never less than others: `tokens + rest`.
 //!
 //! A symbol without an upper bound takes the bound of the recorded arguments if there are some, else a
-//! default. The result lists these symbols.
+//! default ([`crate::assumed_sizes`] lowers it). The result lists these symbols.
+
+use std::fmt;
 
 use symmc_ir::{Dim, Symbol, SymbolId, SymbolTable};
 use thiserror::Error;
@@ -48,6 +50,16 @@ impl SymbolConstraint {
                 Err(format!("expected a minimum that is at most the maximum, found {text}"))
             }
             (min, max) => Ok(SymbolConstraint::Range { min, max }),
+        }
+    }
+}
+
+impl fmt::Display for SymbolConstraint {
+    /// Writes the constraint as [`SymbolConstraint::parse`] reads it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SymbolConstraint::Range { min, max } => f.write_str(&display_range(*min, *max)),
+            SymbolConstraint::Equals(expression) => f.write_str(expression),
         }
     }
 }
@@ -140,8 +152,18 @@ pub struct ResolvedSymbols {
     pub table: SymbolTable,
     /// The value of each declared symbol, in terms of the remaining ones.
     pub dims: Vec<Dim>,
-    /// The names of the symbols that had no upper bound.
+    pub open: OpenSizes,
+}
+
+/// What a program leaves open about its symbols, by name.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct OpenSizes {
+    /// The symbols that had no upper bound.
     pub unbounded: Vec<String>,
+    /// Those of them whose bound is the default.
+    pub with_default: Vec<String>,
+    /// The values of symbols in the recorded arguments.
+    pub recorded: Vec<(String, i64)>,
 }
 
 /// Resolves the symbols of a program. `default` bounds the symbols without an upper bound. Fails if a caller
@@ -201,9 +223,9 @@ pub fn resolve_symbols(
         // A constant that cannot be an extent gets no symbol.
         let is_number = symbol.max == Some(symbol.min) && !(0..OPEN).contains(&symbol.min);
         if !is_number && !matches!(constraints[index], Some(SymbolConstraint::Equals(_))) {
-            let max =
-                choose_upper_bound(symbol, &given.fallback_bounds, default, &mut resolved.unbounded, notes);
+            let max = choose_upper_bound(symbol, &given.fallback_bounds, default, &mut resolved.open, notes);
             let name = symbol.name.clone();
+            resolved.open.recorded.extend(symbol.recorded.map(|size| (name.clone(), size)));
             let alias = symbol.alias.clone();
             ids[index] = Some(resolved.table.push(Symbol { name, min: symbol.min, max, alias }));
         }
@@ -433,12 +455,12 @@ fn symbols_of_expression(
     sympy::symbols_in(&parsed).into_iter().map(|name| find_symbol(declared, name)).collect()
 }
 
-/// The largest value of a symbol, with a note if the program does not bound it.
+/// The largest value of a symbol, with a note if a request or recorded arguments bound it instead of the program.
 fn choose_upper_bound(
     symbol: &DeclaredSymbol,
     bounds: &[(String, i64)],
     default: i64,
-    open: &mut Vec<String>,
+    open: &mut OpenSizes,
     notes: &mut Vec<String>,
 ) -> i64 {
     if let Some(max) = symbol.max {
@@ -449,19 +471,22 @@ fn choose_upper_bound(
         .filter(|(name, _)| symbol.name == *name || symbol.alias.as_ref() == Some(name))
         .map(|(_, bound)| *bound)
         .max();
+    open.unbounded.push(symbol.name.clone());
     let (max, why) = match (requested, symbol.recorded) {
-        (None, None) => (default, ""),
-        (None, Some(recorded)) => (recorded, ", the value in the recorded tensors"),
+        (None, None) => {
+            open.with_default.push(symbol.name.clone());
+            return default.max(symbol.min);
+        }
+        (None, Some(recorded)) => (recorded, "the value in the recorded tensors"),
         (Some(requested), recorded) => {
-            (recorded.unwrap_or(requested).max(requested), ", the largest requested value")
+            (recorded.unwrap_or(requested).max(requested), "the largest requested value")
         }
     };
     let max = max.max(symbol.min);
     notes.push(format!(
-        "symbol {} has no upper bound in the program; assuming {max}{why}",
+        "symbol {} has no upper bound in the program; assuming {max}, {why}",
         symbol.display_name()
     ));
-    open.push(symbol.name.clone());
     max
 }
 
@@ -499,15 +524,16 @@ pub struct MentionedSymbols {
     pub aliases: Vec<String>,
     /// The mentioned symbols that had no upper bound.
     pub unbounded: Vec<String>,
+    /// The values of all symbols in the recorded arguments, mentioned or not.
+    pub recorded: Vec<(String, i64)>,
 }
 
 impl MentionedSymbols {
-    /// Finds the symbols that a message mentions; `None` if it mentions none. `open` are the symbols without
-    /// an upper bound.
+    /// Finds the symbols that a message mentions; `None` if it mentions none.
     pub fn find_in_message(
         message: &str,
         symbols: &SymbolTable,
-        open: &[String],
+        open: &OpenSizes,
     ) -> Option<MentionedSymbols> {
         let words: Vec<&str> = message.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).collect();
         let named = symbols.values().filter(|s| {
@@ -515,8 +541,20 @@ impl MentionedSymbols {
         });
         let (named, aliases): (Vec<String>, Vec<String>) =
             named.map(|s| (s.name.clone(), s.alias.clone().unwrap_or_else(|| s.name.clone()))).unzip();
-        let open = open.iter().filter(|s| named.contains(s)).cloned().collect();
-        (!named.is_empty()).then_some(MentionedSymbols { named, aliases, unbounded: open })
+        let unbounded = open.unbounded.iter().filter(|s| named.contains(s)).cloned().collect();
+        let recorded = open.recorded.clone();
+        (!named.is_empty()).then_some(MentionedSymbols { named, aliases, unbounded, recorded })
+    }
+
+    /// The recorded sizes as constraints, for symbols that have no other.
+    pub fn recorded_constraints(&self, given: &SymbolConstraints) -> Vec<(String, SymbolConstraint)> {
+        let is_given = |name: &String| given.constraints.iter().any(|(symbol, _)| symbol == name);
+        let sizes = self.recorded.iter().filter(|(name, _)| !is_given(name));
+        sizes
+            .map(|(name, size)| {
+                (name.clone(), SymbolConstraint::Range { min: Some(*size), max: Some(*size) })
+            })
+            .collect()
     }
 }
 
@@ -651,13 +689,7 @@ mod tests {
         let (one, dims, _) = settled("a:2..9 b:1..9", &[("a", "7")]).expect("a number");
         assert_eq!((one, dims), (vec!["a 7..7".into(), "b 1..9".into()], vec!["7".into(), "b".into()]));
         let (_, _, notes) = settled("a:2.. b:0..", &[("a", "1..64")]).expect("ranges");
-        assert_eq!(
-            notes,
-            [
-                "symbol a (s_a) starts at 2: the program is not valid for less",
-                "symbol b (s_b) has no upper bound in the program; assuming 1000"
-            ]
-        );
+        assert_eq!(notes, ["symbol a (s_a) starts at 2: the program is not valid for less"]);
     }
 
     #[test]
@@ -715,7 +747,7 @@ mod tests {
             "symbol a (s_a) has no upper bound in the program; assuming 5, the value in the recorded tensors"
         );
         let mentions = |message| {
-            MentionedSymbols::find_in_message(message, &resolved.table, &resolved.unbounded)
+            MentionedSymbols::find_in_message(message, &resolved.table, &resolved.open)
                 .map(|q| (q.named, q.aliases, q.unbounded))
         };
         let expected = (vec!["b".into()], vec!["s_b".into()], vec!["b".into()]);

@@ -57,6 +57,9 @@ use std::sync::Arc;
 use bytes::{Buf, Bytes};
 use indexmap::IndexMap;
 use prost::Message;
+use symmc_import::assumed_sizes::{
+    ExtentFailure, SizeAssumption, bound_open_sizes, import_with_assumed_sizes,
+};
 use symmc_import::declared::verify_graph;
 use symmc_import::ranges::{MentionedSymbols, SymbolConstraints};
 use symmc_ir::{Graph, GraphBuilder, Tensor};
@@ -80,7 +83,7 @@ pub struct ImportOptions {
     pub ranks: Option<u32>,
     /// The caller's constraints on symbols, and the shapes of recorded arguments.
     pub constraints: SymbolConstraints,
-    /// The upper bound of symbols for which neither the program nor the caller gives one.
+    /// The largest bound of symbols for which neither the program nor the caller gives one.
     pub max_extent: i64,
 }
 
@@ -146,8 +149,8 @@ pub struct ImportOutput {
     pub weights: Vec<IndexMap<String, Arc<Tensor>>>,
     /// Remarks for the user about the import, in sentences.
     pub notes: Vec<String>,
-    /// The symbols for which neither the program nor the caller gives an upper bound.
-    pub unbounded: Vec<String>,
+    /// What the import assumes of sizes that neither the program nor the caller determines.
+    pub assumed_sizes: Vec<SizeAssumption>,
     pub data_files: Vec<PathBuf>,
 }
 
@@ -157,37 +160,62 @@ pub fn import(files: &[ModelSource], options: &ImportOptions) -> Result<ImportOu
     for file in files {
         models.push(decode_model(file).map_err(|reason| reason.in_file(&file.name))?);
     }
-    let Some(first) = files.first() else {
+    if files.is_empty() {
         return Err(
             FailureReason::Ranks("expected a file for each rank, found none".into()).in_file(&options.name)
         );
-    };
+    }
     let tensor_files: Vec<TensorFiles> =
         files.iter().map(|f| TensorFiles::new(f.folder.clone(), f.file.clone())).collect();
     let parameters = parameters::find_parameters(&models, &tensor_files);
+    let import = |constraints: &SymbolConstraints| {
+        let options = ImportOptions { constraints: constraints.clone(), ..options.clone() };
+        convert_models(files, &models, &tensor_files, &parameters, &options)
+    };
+    let (mut imported, assumed) = import_with_assumed_sizes(&options.constraints, import, |error| {
+        let place = match &error.reason {
+            FailureReason::Node { node, .. } => node.clone(),
+            _ => String::new(),
+        };
+        let message = error.reason.to_string();
+        Some(ExtentFailure { place, message, symbols: error.symbols.as_deref()? })
+    })?;
+    imported.assumed_sizes.extend(assumed);
+    if let Some(name) = find_repeated_file(files) {
+        imported.notes.push(format!("{name} is given for several ranks: they have the same weights"));
+    }
+    Ok(imported)
+}
+
+/// Converts the models of all ranks to one program.
+fn convert_models(
+    files: &[ModelSource],
+    models: &[proto::ModelProto],
+    tensor_files: &[TensorFiles],
+    parameters: &ParameterSet,
+    options: &ImportOptions,
+) -> Result<ImportOutput, ImportError> {
     let mut imported: Option<ImportOutput> = None;
-    for ((file, model), tensor_files) in files.iter().zip(&models).zip(&tensor_files) {
-        let ConvertedModel { graph, weights, notes, unbounded } =
-            convert_model(file, model, tensor_files, &parameters, files.len(), options)?;
+    for ((file, model), tensor_files) in files.iter().zip(models).zip(tensor_files) {
+        let ConvertedModel { graph, weights, notes, assumed_sizes } =
+            convert_model(file, model, tensor_files, parameters, files.len(), options)?;
         tensor_files.check_unchanged().map_err(|e| FailureReason::Io(e).in_file(&file.name))?;
         match &mut imported {
             None => {
                 let weights = vec![weights];
                 let data_files = tensor_files.data_files();
-                imported = Some(ImportOutput { graph, weights, notes, unbounded, data_files });
+                imported = Some(ImportOutput { graph, weights, notes, assumed_sizes, data_files });
             }
             Some(program) => {
                 program.data_files.extend(tensor_files.data_files());
-                let weights = compare_ranks::compare_with_first(&first.name, &program.graph, graph, weights)
+                let first = files.first().map_or("", |file| file.name.as_str());
+                let weights = compare_ranks::compare_with_first(first, &program.graph, graph, weights)
                     .map_err(|reason| reason.in_file(&file.name))?;
                 program.weights.push(weights);
             }
         }
     }
-    if let (Some(program), Some(name)) = (&mut imported, find_repeated_file(files)) {
-        program.notes.push(format!("{name} is given for several ranks: they have the same weights"));
-    }
-    imported.ok_or_else(|| FailureReason::Graph("no program was imported".into()).in_file(&first.name))
+    imported.ok_or_else(|| FailureReason::Graph("no program was imported".into()).in_file(&options.name))
 }
 
 fn find_repeated_file(files: &[ModelSource]) -> Option<&str> {
@@ -253,7 +281,7 @@ struct ConvertedModel {
     graph: Graph,
     weights: IndexMap<String, Arc<Tensor>>,
     notes: Vec<String>,
-    unbounded: Vec<String>,
+    assumed_sizes: Vec<SizeAssumption>,
 }
 
 fn convert_model<'p>(
@@ -267,9 +295,9 @@ fn convert_model<'p>(
     let lowering = prepare_lowering(model, tensor_files, parameters, files, options)
         .map_err(|r| r.in_file(&file.name))?;
     let table = lowering.symbols.table.clone();
-    let unbounded = lowering.symbols.unbounded.clone();
+    let open = lowering.symbols.open.clone();
     lower_model(model, files, lowering).map_err(|reason| {
-        let symbols = MentionedSymbols::find_in_message(&reason.to_string(), &table, &unbounded);
+        let symbols = MentionedSymbols::find_in_message(&reason.to_string(), &table, &open);
         ImportError { symbols: symbols.map(Box::new), ..reason.in_file(&file.name) }
     })
 }
@@ -315,11 +343,13 @@ fn lower_model<'p>(
     let ImportLowering { builder, compositions, symbols, ranks, weights, mut notes, .. } = lowering;
     let mut graph = builder.finish();
     graph.ranks = ranks.final_count();
-    let graph = verify_graph(compositions.widen(graph)).map_err(FailureReason::Graph)?;
+    let mut graph = compositions.widen(graph);
+    let assumed_sizes = bound_open_sizes(&mut graph, &symbols.open.with_default);
+    let graph = verify_graph(graph).map_err(FailureReason::Graph)?;
     if let (1, Some(ranks @ 2..), false) = (files, graph.ranks, weights.is_empty()) {
         notes.push(format!(
             "the file has the weights of one of {ranks} ranks; give one file per rank to import the weights of all"
         ));
     }
-    Ok(ConvertedModel { graph, weights, notes, unbounded: symbols.unbounded })
+    Ok(ConvertedModel { graph, weights, notes, assumed_sizes })
 }

@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 
 use indexmap::IndexMap;
-use symmc_import::ranges::{self, DeclaredSymbol, ResolvedSymbols, SymbolConstraints};
+use symmc_import::ranges::{self, DeclaredSymbol, OpenSizes, ResolvedSymbols, SymbolConstraints};
 use symmc_import::sympy::{self, SizeExpr};
 use symmc_ir::{Dim, EntityMap, Symbol, SymbolId};
 
@@ -25,8 +25,7 @@ const RANGES: &str = "pkg.torch.export.ExportedProgram.range_constraints";
 pub(crate) struct ProgramSymbols {
     pub table: EntityMap<SymbolId, Symbol>,
     ids: HashMap<String, Dim>,
-    /// The symbols for which neither the program nor the caller gives an upper bound.
-    pub unbounded: Vec<String>,
+    pub open: OpenSizes,
 }
 
 /// An interval. An end without a bound is `None`.
@@ -80,9 +79,9 @@ impl ProgramSymbols {
             let recorded = recorded_extent(name, arguments, &given.recorded_shapes);
             declared.push(DeclaredSymbol { name: shown, alias, min, max, recorded });
         }
-        let ResolvedSymbols { table, dims, unbounded: open } =
+        let ResolvedSymbols { table, dims, open } =
             ranges::resolve_symbols(&declared, given, max_extent, notes)?;
-        Ok(ProgramSymbols { table, ids: order.into_iter().zip(dims).collect(), unbounded: open })
+        Ok(ProgramSymbols { table, ids: order.into_iter().zip(dims).collect(), open })
     }
 
     /// The dim of an extent of this value. `None` if it is not known: it has neither value nor name, or uses
@@ -282,7 +281,6 @@ mod tests {
         // Symbols without a bound get the default one.
         let (shown, notes) = symbols(&["a", "b"], "{s0: VR[2, 8]}");
         assert_eq!(shown, ["a 0..1048576", "b 0..1048576"]);
-        assert_eq!(notes[0], "symbol a has no upper bound in the program; assuming 1048576");
         assert_eq!(
             resolved(&["a b", "a_b", "c d"], ""),
             ["a_b (a b) 0..1048576", "a_b_2 (a_b) 0..1048576", "c_d (c d) 0..1048576"]

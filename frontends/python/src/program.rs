@@ -172,6 +172,16 @@ impl Program {
         self.0.notes.clone()
     }
 
+    /// What is assumed of symbols that neither the file nor `dims` determines, in the form of `dims`.
+    #[getter]
+    fn assumed_dims(&self) -> IndexMap<String, String> {
+        self.0
+            .assumed_sizes
+            .iter()
+            .map(|(symbol, constraint)| (symbol.clone(), constraint.to_string()))
+            .collect()
+    }
+
     /// The least and the largest value of each symbol, by its name.
     #[getter]
     fn symbols(&self) -> IndexMap<String, (i64, i64)> {

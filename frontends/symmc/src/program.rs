@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_import::ranges;
+use symmc_import::ranges::{self, SymbolConstraint};
 use symmc_ir::{Graph, GraphInput, GroupMembers, InputKind, Tensor, text, verify};
 use symmc_passes::SolutionCache;
 
@@ -40,6 +40,9 @@ pub struct Program {
     pub weights: Weights,
     /// Notes of the importer for the user.
     pub notes: Vec<String>,
+    /// What the importer assumes of symbols that neither the file nor the options determine: bounds, and sizes that are equal in
+    /// every run. [`OpenOptions::extents`] states others.
+    pub assumed_sizes: Vec<(String, SymbolConstraint)>,
     /// All files that the program was read from: its own, those of the other ranks, and data files that they name.
     pub files: Vec<PathBuf>,
     /// Solutions of regions that compilations of this program share.
@@ -74,7 +77,8 @@ impl Program {
             .map_err(|e| Error::format_with_cause(path, e.to_string(), e))?;
         let files = vec![path.to_path_buf()];
         let solutions = SolutionCache::default();
-        let program = Program { path: path.to_path_buf(), graph, weights, notes, files, solutions };
+        let path = path.to_path_buf();
+        let program = Program { path, graph, weights, notes, assumed_sizes: Vec::new(), files, solutions };
         // The importers verify the graphs that they return. A parsed text is verified here.
         program.verify()?;
         program.apply_tensors(options)
@@ -82,11 +86,11 @@ impl Program {
 
     /// A program from a reader of a file format, which has verified the graph.
     fn from_import(paths: &[PathBuf], imported: ImportedFiles, options: &OpenOptions) -> Result<Self, Error> {
-        let ImportedFiles { graph, weights, notes, data_files } = imported;
+        let ImportedFiles { graph, weights, notes, assumed_sizes, data_files } = imported;
         let path = paths.first().cloned().unwrap_or_default();
         let files = paths.iter().cloned().chain(data_files).collect();
         let solutions = SolutionCache::default();
-        Program { path, graph, weights, notes, files, solutions }.apply_tensors(options)
+        Program { path, graph, weights, notes, assumed_sizes, files, solutions }.apply_tensors(options)
     }
 
     /// Uses the tensors that the program will run on: they fix an open number of ranks, and turn constants into parameters if
@@ -172,7 +176,7 @@ impl Program {
         let path = PathBuf::from(&graph.name);
         let (weights, notes, files) = (Weights::default(), Vec::new(), Vec::new());
         let solutions = SolutionCache::default();
-        let program = Program { path, graph, weights, notes, files, solutions };
+        let program = Program { path, graph, weights, notes, assumed_sizes: Vec::new(), files, solutions };
         program.verify()?;
         Ok(program)
     }

@@ -67,8 +67,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use symmc_import::assumed_sizes::{
+    ExtentFailure, SizeAssumption, bound_open_sizes, import_with_assumed_sizes,
+};
 use symmc_import::declared::verify_graph;
-use symmc_import::ranges::MentionedSymbols;
+use symmc_import::ranges::{MentionedSymbols, SymbolConstraints};
 use symmc_ir::{Graph, GraphBuilder, GroupMembers, Tensor};
 
 pub use definition::{DefinedOp, read_defined_op};
@@ -101,15 +104,15 @@ pub struct ImportOutput {
     pub ranks_assumed: bool,
     /// Remarks for the user about the import, in sentences.
     pub notes: Vec<String>,
-    /// The symbols for which neither the program nor the caller gives an upper bound.
-    pub unbounded: Vec<String>,
+    /// What the import assumes of sizes that neither the program nor the caller determines.
+    pub assumed_sizes: Vec<SizeAssumption>,
 }
 
 pub fn import(bytes: &[u8], options: &ImportOptions) -> Result<ImportOutput, ImportError> {
     let OpenedArchive { mut archive, model, text } = open_archive(bytes, options)?;
     let program = parse_program(&format!("models/{model}.json"), &text)?;
     let stores = open_tensors(&mut archive, &model, None)?;
-    convert_program(&program, &mut [stores], options)
+    import_program(&program, &mut [stores], options)
 }
 
 /// Imports a program from the archives of all its ranks, rank 0 first. The programs may differ in names and
@@ -150,7 +153,32 @@ pub fn import_ranks(files: &[&[u8]], options: &ImportOptions) -> Result<ImportOu
         rank_tensors.push(open_tensors(archive, model, names).map_err(|e| e.with_rank(i))?);
     }
     let first = programs.first().ok_or_else(|| ImportError::Graph("no archive was given".into()))?;
-    convert_program(first, &mut rank_tensors, &options)
+    import_program(first, &mut rank_tensors, &options)
+}
+
+/// Converts a program, with assumptions on the sizes that it leaves open.
+fn import_program(
+    program: &ExportedProgram<'_>,
+    stores: &mut [ArchiveTensors<'_, '_>],
+    options: &ImportOptions,
+) -> Result<ImportOutput, ImportError> {
+    let import = |constraints: &SymbolConstraints| {
+        convert_program(
+            program,
+            stores,
+            &ImportOptions { constraints: constraints.clone(), ..options.clone() },
+        )
+    };
+    let (mut imported, assumed) =
+        import_with_assumed_sizes(&options.constraints, import, |error| match error {
+            ImportError::Extents { error, symbols } => {
+                let place = error.node().map_or_else(String::new, |(node, _)| node.to_string());
+                Some(ExtentFailure { place, message: error.to_string(), symbols })
+            }
+            _ => None,
+        })?;
+    imported.assumed_sizes.extend(assumed);
+    Ok(imported)
 }
 
 struct OpenedArchive<'b> {
@@ -237,7 +265,7 @@ fn convert_program(
     )?;
     symbols.add_data_sizes(&program.graph_module.graph, &|name| program.range_constraints.get(name).copied());
     let table = symbols.table.clone();
-    let unbounded = symbols.unbounded.clone();
+    let open = symbols.open.clone();
     let assumed = ranks.assumed;
     let mut builder = GraphBuilder::new(options.name.clone(), ranks.ranks);
     builder.graph_mut().symbols = table.clone();
@@ -247,8 +275,8 @@ fn convert_program(
     lowering.definitions = definitions;
     lowering.notes = notes;
     lower_program(program, stores, lowering, ranks.groups)
-        .map(|imported| ImportOutput { unbounded: unbounded.clone(), ranks_assumed: assumed, ..imported })
-        .map_err(|error| match MentionedSymbols::find_in_message(&error.to_string(), &table, &unbounded) {
+        .map(|imported| ImportOutput { ranks_assumed: assumed, ..imported })
+        .map_err(|error| match MentionedSymbols::find_in_message(&error.to_string(), &table, &open) {
             Some(symbols) => ImportError::Extents { error: Box::new(error), symbols },
             None => error,
         })
@@ -269,10 +297,13 @@ fn lower_program<'p>(
     let numbers = signature::add_per_rank_inputs(&mut lowering, program);
     lowering.lower_program_nodes()?;
     signature::lower_outputs(&mut lowering, program, &inputs)?;
-    let ImportLowering { builder, compositions, weights, buffers, notes, rank_shards, .. } = lowering;
+    let ImportLowering { builder, compositions, symbols, weights, buffers, notes, rank_shards, .. } =
+        lowering;
     let mut graph = builder.finish();
     shards::make_shards(&mut graph, rank_shards);
-    let graph = verify_graph(compositions.widen(graph)).map_err(ImportError::Graph)?;
+    let mut graph = compositions.widen(graph);
+    let assumed_sizes = bound_open_sizes(&mut graph, &symbols.open.with_default);
+    let graph = verify_graph(graph).map_err(ImportError::Graph)?;
     let mut weights_by_rank = Vec::with_capacity(stores.len());
     for (rank, store) in stores.iter_mut().enumerate() {
         let mut weights = weights.clone();
@@ -294,6 +325,6 @@ fn lower_program<'p>(
         tied_names,
         ranks_assumed: false,
         notes,
-        unbounded: Vec::new(),
+        assumed_sizes,
     })
 }

@@ -17,7 +17,7 @@ pub struct ImportOptions {
     pub groups: IndexMap<String, Vec<Vec<u32>>>,
     /// The caller's constraints on symbols, and the shapes of recorded arguments.
     pub constraints: SymbolConstraints,
-    /// The upper bound of symbols for which neither the program nor the caller gives one.
+    /// The largest bound of symbols for which neither the program nor the caller gives one.
     pub max_extent: i64,
     /// Schemas of custom ops in PyTorch's notation, for ops that may write: `mylib::f(Tensor x, Tensor(a!)
     /// out) -> ()`.

@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use indexmap::IndexSet;
-use symmc_import::ranges::{self, DeclaredSymbol, ResolvedSymbols, SymbolConstraints};
+use symmc_import::ranges::{self, DeclaredSymbol, OpenSizes, ResolvedSymbols, SymbolConstraints};
 use symmc_import::sympy::{self, SizeExpr};
 use symmc_ir::{Dim, EntityMap, Symbol, SymbolId};
 
@@ -24,8 +24,7 @@ use crate::schema::{ExportedGraph, RangeConstraint, SymInt};
 pub(crate) struct ProgramSymbols<'p> {
     pub table: EntityMap<SymbolId, Symbol>,
     ids: HashMap<String, Dim>,
-    /// The symbols for which neither the program nor the caller gives an upper bound.
-    pub unbounded: Vec<String>,
+    pub open: OpenSizes,
     dims: RefCell<HashMap<&'p str, Dim>>,
     /// The symbols that depend on data.
     pub data: DataSizes,
@@ -84,16 +83,10 @@ impl<'p> ProgramSymbols<'p> {
             let alias = (name != *torch).then(|| torch.to_string());
             declared.push(DeclaredSymbol { name, alias, min, max, recorded });
         }
-        let ResolvedSymbols { table, dims, unbounded: open } =
+        let ResolvedSymbols { table, dims, open } =
             ranges::resolve_symbols(&declared, given, max_extent, notes)?;
         let ids = order.iter().map(|torch| torch.to_string()).zip(dims).collect();
-        Ok(ProgramSymbols {
-            table,
-            ids,
-            unbounded: open,
-            dims: RefCell::default(),
-            data: DataSizes::default(),
-        })
+        Ok(ProgramSymbols { table, ids, open, dims: RefCell::default(), data: DataSizes::default() })
     }
 
     /// Adds the symbols that the nodes of a graph read from tensors.

@@ -61,7 +61,8 @@ impl Dim {
     /// The product of the atoms that all terms of the expression and the divisor have, and both without it: `div(b*x, 8*b)` is
     /// `div(x, 8)` and `mod(b*x, 8*b)` is `b*mod(x, 8)` wherever they have a value. `None` if there are no such atoms.
     pub(super) fn cancel_common_atoms(&self, divisor: &Dim) -> Option<(Dim, Dim, Dim)> {
-        let ((terms, 0), (divisor_terms, 0)) = (self.terms_and_constant(), divisor.terms_and_constant()) else {
+        let ((terms, 0), (divisor_terms, 0)) = (self.terms_and_constant(), divisor.terms_and_constant())
+        else {
             return None;
         };
         let (first, others) = divisor_terms.split_first()?;
@@ -121,7 +122,38 @@ impl Dim {
 
     /// Whether the expression is a multiple of `divisor` because of remainders in it, as `n + mod(-n, 4)` is one of 4.
     pub(super) fn is_whole_multiple(&self, divisor: i64) -> bool {
-        self.depth() > 0 && self.expand_remainders().is_divisible_by(divisor)
+        self.quotient_of_whole_multiple(divisor).is_some()
+    }
+
+    /// The quotient by `divisor` if the expression is a multiple of it because of remainders: `n + mod(-n, 4)` by 4 is
+    /// `div(n + 3, 4)`.
+    pub(super) fn quotient_of_whole_multiple(&self, divisor: i64) -> Option<Dim> {
+        if self.depth() == 0 {
+            return None;
+        }
+        self.expand_remainders().exact_div(&Dim::from(divisor))
+    }
+
+    /// The expression with `y` in place of each term `mod(y, m)` where `m` is a multiple of `b`: both have the same remainder
+    /// by `b`. `None` if there is no such term, or numbers may become large.
+    pub(super) fn without_congruent_remainders(&self, b: i64) -> Option<Dim> {
+        let (terms, constant) = self.terms_and_constant();
+        let mut congruent = Dim::from(constant);
+        let mut is_changed = false;
+        for term in terms {
+            let own = match term.product.as_slice() {
+                [DimAtom::Mod(y, m)] if m.as_const().is_some_and(|m| m > 0 && m % b == 0) => {
+                    is_changed = true;
+                    y.scale_by(term.factor)
+                }
+                _ => Dim::from_normal_terms(smallvec![term.clone()], 0),
+            };
+            congruent = congruent + own;
+        }
+        let (terms, constant) = congruent.terms_and_constant();
+        let mut numbers = [constant].into_iter().chain(terms.iter().map(|t| t.factor));
+        let is_small = numbers.all(|n| n.checked_abs().is_some_and(|n| n < MAX_MAGNITUDE));
+        (is_changed && is_small).then_some(congruent)
     }
 
     /// The divisor `k` of a term `c*div(a, k)` where `c` is not a multiple of `k`. `None` unless `k` times the

@@ -350,6 +350,11 @@ fn sizes_that_are_padded_to_a_multiple_divide() {
             assert_eq!(elements.floor_div(&chunks), c(256) * width);
         }
     }
+    assert_eq!((c(-1) * n.modulo(&c(256))).modulo(&c(256)), (c(-1) * n.clone()).modulo(&c(256)));
+    // All sizes of at most one chunk have one.
+    let chunks = (n.clone() + (c(-1) * n.clone()).modulo(&c(4))).floor_div(&c(4)) + c(1);
+    let at_most_4 = [Symbol { name: "n".into(), min: 2, max: 4, alias: None }].into_iter().collect();
+    assert_eq!(chunks.simplify_within(&at_most_4), c(2));
     let shown = |dim: Dim| dim.display(&symbols()).to_string();
     assert_eq!(shown((rows.clone() * n.clone()).floor_div(&(rows.clone() * c(8)))), "div(s0, 8)");
     assert_eq!(shown((rows.clone() * n.clone()).modulo(&(rows * c(8)))), "s1*mod(s0, 8)");

@@ -260,7 +260,8 @@ fn dims_and_sizes() {
             );
         },
     );
-    let deep = (0..33).fold(Dim::from(SymbolId::new(0)), |d, _| (d + Dim::from(1)).modulo(&Dim::from(64)));
+    let deep =
+        (0..33).fold(Dim::from(SymbolId::new(0)), |d, i| (d + Dim::from(1)).modulo(&Dim::from(64 + i)));
     assert_one_violation("I8 %new: expected an extent of at most 32 nested functions, found 33", |g| {
         g.add_input(symmc_ir::InputKind::Argument, "new", "", TensorType::new(DType::F32, vec![deep]), None);
     });

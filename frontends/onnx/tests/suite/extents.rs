@@ -162,6 +162,8 @@ fn constants_constraining_extents_are_checked_at_run_time() {
         fake.max_extent = 8;
         fake = outputs.iter().fold(fake, |fake, name| fake.output(name));
         let graph = match fake.import() {
+            // It holds for no range of sizes, only for one size or for multiples.
+            Ok(found) if sizes.is_empty() && found.graph.symbols.values().all(|s| s.max < 8) => continue,
             Ok(found) if !found.graph.nodes.values().any(|n| matches!(n.op, Op::Opaque { .. })) => {
                 found.graph
             }

@@ -19,6 +19,10 @@ fn import_with_extents(fake: &Fake, extents: &[(&str, &str)]) -> Result<ImportOu
     import(&[fake.source("model.onnx")], &options)
 }
 
+fn assumed(imported: &ImportOutput) -> Vec<String> {
+    imported.assumed_sizes.iter().map(|(symbol, constraint)| format!("{symbol}={constraint}")).collect()
+}
+
 fn ranges(imported: &ImportOutput) -> Vec<String> {
     let symbols = imported.graph.symbols.values();
     symbols.map(|s| format!("{} {}..{}", s.name, s.min, s.max)).collect()
@@ -31,15 +35,18 @@ fn callers_bound_symbols_and_tie_them() {
         .input("m", "f32[rows,seq]")
         .node("Add", &["x", "m"], &["y"])
         .output("y");
-    let error = fake.import().expect_err("two extents");
+    let error = import_with_extents(&fake, &[("batch", "1..8"), ("rows", "9..16")]).expect_err("two extents");
     assert!(error.to_string().contains("[batch, seq] and [rows, seq] do not broadcast"), "{error}");
     let symbols = error.symbols.expect("symbols");
     assert_eq!(symbols.named, ["batch", "seq", "rows"]);
-    assert_eq!(symbols.unbounded, symbols.named);
+    assert_eq!(symbols.unbounded, ["seq"]);
+    let imported = fake.import().expect("equal sizes are assumed");
+    assert_eq!(ranges(&imported), ["batch 0..65536", "seq 0..65536"]);
+    assert_eq!(assumed(&imported), ["batch=0..65536", "seq=0..65536", "rows=batch"]);
     let imported = import_with_extents(&fake, &[("rows", "batch"), ("batch", "1..8")]).expect("a program");
     assert_eq!(ranges(&imported), ["batch 1..8", "seq 0..1048576"]);
-    assert_eq!(imported.unbounded, ["seq"]);
-    assert_eq!(imported.notes, ["symbol seq has no upper bound in the program; assuming 1048576"]);
+    assert_eq!(assumed(&imported), ["seq=0..1048576"]);
+    assert_eq!(imported.notes, Vec::<String>::new());
     let error = import_with_extents(&fake, &[("tokens", "1..8")]).expect_err("no such symbol").to_string();
     assert!(error.contains("`tokens`: expected a symbol of the program: batch, seq, rows"), "{error}");
 }
@@ -47,10 +54,14 @@ fn callers_bound_symbols_and_tie_them() {
 #[test]
 fn unbounded_symbols_get_a_default_bound_and_are_listed() {
     let fake = Fake::new(20).input("x", "f32[a,b,c,d]").node("Relu", &["x"], &["y"]).output("y");
-    let error = fake.import().expect_err("too large");
+    let imported = fake.import().expect("bounds that fit");
+    assert_eq!(ranges(&imported), ["a 0..256", "b 0..256", "c 0..256", "d 0..256"]);
+    assert_eq!(assumed(&imported), ["a=0..256", "b=0..256", "c=0..256", "d=0..256"]);
+    let stated = [("a", "..1000000"), ("b", "..1000000"), ("c", "..1000000")];
+    let error = import_with_extents(&fake, &stated).expect_err("too large");
     assert!(error.to_string().contains("%x: expected at most"), "{error}");
     assert!(error.to_string().contains("as f32[a, b, c, d]"), "{error}");
-    assert_eq!(error.symbols.expect("symbols").unbounded, ["a", "b", "c", "d"]);
+    assert_eq!(error.symbols.expect("symbols").unbounded, ["d"]);
     let imported =
         import_with_extents(&fake, &[("a", "..4"), ("b", "2"), ("c", "1..99")]).expect("a program");
     assert_eq!(ranges(&imported), ["a 0..4", "b 2..2", "c 1..99", "d 0..1048576"]);
@@ -67,15 +78,18 @@ fn ranges_decide_what_shapes_compute() {
         .node("Slice", &["table", "zero", "n"], &["rows"])
         .node("Add", &["x", "rows"], &["y"])
         .output("y");
-    let error = fake.import().expect_err("more than the table has").to_string();
-    assert!(error.contains("do not broadcast"), "{error}");
+    let error = import_with_extents(&fake, &[("seq", "1..65")]).expect_err("more than the table has");
+    assert!(error.to_string().contains("do not broadcast"), "{error}");
+    assert_eq!(assumed(&fake.import().expect("a bound is assumed")), ["seq=..64"]);
     import_with_extents(&fake, &[("seq", "1..64")]).expect("a program");
 }
 
 #[test]
 fn messages_have_the_names_of_the_program() {
     let has = |fake: &Fake, part: &str| {
-        let error = fake.error();
+        // No assumption helps a program with another error.
+        let error =
+            fake.clone().stored("s9", "i64[1]", &[7.0]).node("Reshape", &["s9", "s9"], &["z"]).error();
         assert!(error.contains(part) && !error.contains("sym0"), "{part:?} is missing in: {error}");
     };
     let x = |ty: &str| Fake::new(20).input("x", ty);

@@ -6,18 +6,6 @@ use std::path::Path;
 
 use symmc_import::ranges::MentionedSymbols;
 
-/// Adds a note on the ranges of symbols that have no upper bound.
-pub(super) fn add_range_advice(mut notes: Vec<String>, open: &[String]) -> Vec<String> {
-    if !open.is_empty() {
-        notes.push(format!(
-            "{} would bound {}",
-            format_range_options(open),
-            if open.len() == 1 { "it" } else { "them" }
-        ));
-    }
-    notes
-}
-
 /// Examples of ranges for symbols.
 fn format_range_options(symbols: &[String]) -> String {
     symbols.iter().map(|s| format!("{s}=MIN..MAX")).collect::<Vec<_>>().join(" ")

@@ -100,6 +100,7 @@ pub(super) struct ImportedFiles {
     pub graph: Graph,
     pub weights: Weights,
     pub notes: Vec<String>,
+    pub assumed_sizes: Vec<(String, SymbolConstraint)>,
     /// Data files that were read in addition to the files of the program.
     pub data_files: Vec<PathBuf>,
 }

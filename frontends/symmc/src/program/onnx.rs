@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use symmc_onnx::{FailureReason, ImportError, ImportOptions};
 
-use super::advice::{add_range_advice, program_name_of_ranks, with_range_advice};
+use super::advice::{program_name_of_ranks, with_range_advice};
 use super::import::{ImportedFiles, OpenOptions};
 use crate::error::Error;
 use crate::files::is_stream;
@@ -39,7 +39,8 @@ pub(super) fn import_models(paths: &[PathBuf], options: &OpenOptions) -> Result<
     Ok(ImportedFiles {
         graph: imported.graph,
         weights: Weights { ranks: imported.weights, ..Weights::default() },
-        notes: add_range_advice(imported.notes, &imported.unbounded),
+        notes: imported.notes,
+        assumed_sizes: imported.assumed_sizes,
         data_files: imported.data_files,
     })
 }

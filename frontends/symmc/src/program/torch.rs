@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use symmc_torch::{ImportError, ImportOptions};
 
-use super::advice::{add_range_advice, program_name, program_name_of_ranks, with_range_advice};
+use super::advice::{program_name, program_name_of_ranks, with_range_advice};
 use super::import::{ImportedFiles, OpenOptions};
 use crate::error::{Error, format_rank_count as ranks_text};
 use crate::files::find_recorded_tensors;
@@ -51,7 +51,7 @@ pub(super) fn import_archives(
         };
         Error::format_with_cause(paths.get(rank).unwrap_or(path), import_error_message(&e), e)
     })?;
-    let mut notes = add_range_advice(imported.notes, &imported.unbounded);
+    let mut notes = imported.notes;
     if let (Some(file), true) = (&beside, imported.ranks_assumed) {
         let ranks = ranks_text(file.ranks());
         notes.push(format!("{ranks}, as {} has tensors for", file.path().display()));
@@ -59,7 +59,8 @@ pub(super) fn import_archives(
     let ranks = std::iter::once(imported.weights).chain(imported.other_rank_weights).collect();
     let weights = Weights { ranks, buffers: imported.buffers, ties: imported.tied_names };
     let data_files = beside.iter().map(|file| file.path().to_path_buf()).collect();
-    Ok(ImportedFiles { graph: imported.graph, weights, notes, data_files })
+    let assumed_sizes = imported.assumed_sizes;
+    Ok(ImportedFiles { graph: imported.graph, weights, notes, assumed_sizes, data_files })
 }
 
 /// The message of an import error, with advice on the ranges of its symbols.

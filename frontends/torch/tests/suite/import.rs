@@ -69,7 +69,9 @@ fn open_ranges_get_a_limit_and_a_note() {
     let fake = Fake::new().range("s0", Some(2), None).input("x", "f32[s0]").output("x");
     let imported = fake.import().unwrap();
     assert_eq!(symbols(&imported.graph), [("tokens", 2, 1 << 20, Some("s0"))]);
-    assert!(imported.notes[0].contains("tokens (s0) has no upper bound"), "{:?}", imported.notes);
+    assert_eq!(imported.notes, Vec::<String>::new());
+    let range = SymbolConstraint::Range { min: Some(2), max: Some(1 << 20) };
+    assert_eq!(imported.assumed_sizes, [("tokens".to_string(), range)]);
     let options = ImportOptions { max_extent: 64, ..ImportOptions::default() };
     assert_eq!(import(&fake.bytes(), &options).unwrap().graph.symbols.values().next().unwrap().max, 64);
 }
@@ -93,14 +95,18 @@ fn callers_say_more_of_symbols() {
             ..ImportOptions::default()
         }
     };
-    let ImportError::Extents { error, symbols: of } = fake.import().expect_err("two extents") else {
+    let apart = options_of(&[("s0", "2..8"), ("s1", "9..")]);
+    let ImportError::Extents { error, symbols: of } = import(&fake.bytes(), &apart).expect_err("two extents")
+    else {
         panic!("an error about extents");
     };
     assert!(error.to_string().contains("the extents s0 and s1 do not broadcast"), "{error}");
-    assert_eq!((of.named, of.unbounded), (vec!["s0".into(), "s1".into()], vec!["s0".into(), "s1".into()]));
+    assert_eq!((of.named, of.unbounded), (vec!["s0".into(), "s1".into()], vec!["s1".into()]));
+    let assumed = fake.import().expect("equal sizes are assumed").assumed_sizes;
+    assert_eq!(assumed[1], ("s1".to_string(), SymbolConstraint::Equals("s0".into())));
     let imported = import(&fake.bytes(), &options_of(&[("s0", "1..64"), ("s1", "s0")])).expect("one extent");
     assert_eq!(symbols(&imported.graph), [("s0", 2, 64, None)]);
-    assert!(imported.unbounded.is_empty());
+    assert!(imported.assumed_sizes.is_empty());
     let error =
         import(&fake.bytes(), &options_of(&[("s2", "1..64")])).expect_err("no such symbol").to_string();
     assert_eq!(error, "symbol `s2`: expected a symbol of the program: s0, s1, found `s2`");
@@ -111,7 +117,13 @@ fn callers_say_more_of_symbols() {
         .input("x", "f32[s0,s1,4096]")
         .node("aten.relu.default", "self=%x", &[("z", "f32[s0,s1,4096]")])
         .output("z");
-    let ImportError::Extents { error, symbols: of } = large.import().expect_err("too large") else {
+    assert_eq!(
+        symbols(&large.import().expect("bounds that fit").graph),
+        [("s0", 2, 1024, None), ("s1", 2, 1024, None)]
+    );
+    let huge = options_of(&[("s0", "..1000000"), ("s1", "..1000000")]);
+    let ImportError::Extents { error, symbols: of } = import(&large.bytes(), &huge).expect_err("too large")
+    else {
         panic!("an error about extents");
     };
     let message = error.to_string();
@@ -119,7 +131,7 @@ fn callers_say_more_of_symbols() {
         message.contains("%x: expected at most") && message.ends_with("as f32[s0, s1, 4096]"),
         "{message}"
     );
-    assert_eq!(of.unbounded, ["s0", "s1"]);
+    assert_eq!(of.named, ["s0", "s1"]);
     import(&large.bytes(), &options_of(&[("s0", "..64"), ("s1", "..4096")])).expect("a program");
     // Recorded arguments bound symbols without an upper bound.
     let recorded =

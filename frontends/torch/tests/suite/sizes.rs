@@ -106,6 +106,8 @@ fn constants_constraining_extents_are_checked_at_run_time() {
     for case in CASES {
         let label = format!("{} {}", case.target, case.arguments);
         let graph = match program(case).import() {
+            // It holds for no range of sizes, only for one size or for multiples.
+            Ok(imported) if !imported.assumed_sizes.is_empty() && case.sizes.is_empty() => continue,
             Ok(imported) if !imported.graph.nodes.values().any(|n| matches!(n.op, Op::Opaque { .. })) => {
                 imported.graph
             }

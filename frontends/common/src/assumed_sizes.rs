@@ -1,0 +1,377 @@
+//! Sizes that an import assumes where a program leaves them open.
+//!
+//! Exporters write symbols without bounds, and a symbol for each extent that varies, even if two of them are equal in
+//! every run. Two kinds of assumptions make such programs complete:
+//!
+//! - A symbol without an upper bound gets the largest power of two with which the values of the program fit
+//!   ([`bound_open_sizes`]).
+//! - An import that fails on extents is tried again with an equality, a bound or a multiple that the message suggests, until
+//!   one makes it succeed ([`import_with_assumed_sizes`]).
+//!
+//! An assumption is a constraint that the caller could have stated. It holds for every run: other sizes are refused.
+
+use symmc_ir::{Graph, SymbolTable};
+
+use crate::ranges::{MentionedSymbols, SymbolConstraint, SymbolConstraints};
+
+/// The largest value of a program whose sizes are assumed, in bytes.
+const MAX_ASSUMED_BYTES: i64 = 16 << 30;
+
+/// The maximum number of imports of one program.
+const MAX_IMPORTS: usize = 64;
+
+/// The maximum number of numbers of a message that are tried as bounds, differences and steps.
+const MAX_NUMBERS: usize = 6;
+
+/// A symbol and what is assumed of it.
+pub type SizeAssumption = (String, SymbolConstraint);
+
+/// An error about symbolic extents.
+pub struct ExtentFailure<'e> {
+    /// What tells the place of this error from others: the name of the node.
+    pub place: String,
+    pub message: String,
+    pub symbols: &'e MentionedSymbols,
+}
+
+/// Lowers the bounds of symbols to the largest power of two with which no value has more than 16 GiB, or to 1. No bound
+/// becomes larger, or less than the minimum of its symbol. Returns the assumptions.
+pub fn bound_open_sizes(graph: &mut Graph, open: &[String]) -> Vec<SizeAssumption> {
+    let is_open = |name: &String| open.contains(name);
+    let ids: Vec<_> = graph.symbols.iter().filter(|(_, s)| is_open(&s.name)).map(|(id, _)| id).collect();
+    let shapes: Vec<_> = graph
+        .values
+        .values()
+        .filter(|v| v.ty.shape.iter().any(|d| d.symbols().iter().any(|s| ids.contains(s))))
+        .map(|v| (v.ty.numel(), v.ty.dtype.size() as i64))
+        .collect();
+    let fits = |symbols: &SymbolTable| {
+        shapes.iter().all(|(elements, size)| elements.upper_bound(symbols) <= MAX_ASSUMED_BYTES / size)
+    };
+    let largest = ids.iter().map(|&id| graph.symbols[id].max).max().unwrap_or(1).max(1);
+    for exponent in (0..=largest.ilog2()).rev() {
+        let mut symbols = graph.symbols.clone();
+        for &id in &ids {
+            let symbol = &mut symbols[id];
+            symbol.max = symbol.max.min(1 << exponent).max(symbol.min);
+        }
+        if exponent == 0 || fits(&symbols) {
+            graph.symbols = symbols;
+            break;
+        }
+    }
+    let range = |s: &symmc_ir::Symbol| SymbolConstraint::Range { min: Some(s.min), max: Some(s.max) };
+    ids.iter().map(|&id| (graph.symbols[id].name.clone(), range(&graph.symbols[id]))).collect()
+}
+
+/// Imports a program, with as few assumptions as make it succeed. `import` imports with constraints. `failure` tells
+/// errors about extents from others.
+///
+/// # Errors
+/// The error without assumptions, if it is not about extents or no assumptions were found.
+pub fn import_with_assumed_sizes<T, E>(
+    given: &SymbolConstraints,
+    import: impl FnMut(&SymbolConstraints) -> Result<T, E>,
+    failure: impl Fn(&E) -> Option<ExtentFailure<'_>>,
+) -> Result<(T, Vec<SizeAssumption>), E> {
+    let mut search = AssumptionSearch { given, import, failure, imports: 0 };
+    let first = match search.try_with(&[]) {
+        Ok(imported) => return Ok((imported, Vec::new())),
+        Err(error) => error,
+    };
+    let mut assumed = Vec::new();
+    let Some(mut imported) = search.extend(&first, &mut assumed).or_else(|| {
+        assumed = (search.failure)(&first)?.symbols.recorded_constraints(given);
+        (!assumed.is_empty()).then(|| search.try_with(&assumed).ok()).flatten()
+    }) else {
+        return Err(first);
+    };
+    // Each assumption that the others make needless goes.
+    let count = if assumed.len() > 1 { assumed.len() } else { 0 };
+    for i in (0..count).rev() {
+        let mut fewer = assumed.clone();
+        fewer.remove(i);
+        if let Ok(without) = search.try_with(&fewer) {
+            (imported, assumed) = (without, fewer);
+        }
+    }
+    Ok((imported, assumed))
+}
+
+struct AssumptionSearch<'a, I, F> {
+    given: &'a SymbolConstraints,
+    import: I,
+    failure: F,
+    imports: usize,
+}
+
+impl<T, E, I, F> AssumptionSearch<'_, I, F>
+where
+    I: FnMut(&SymbolConstraints) -> Result<T, E>,
+    F: Fn(&E) -> Option<ExtentFailure<'_>>,
+{
+    fn try_with(&mut self, assumed: &[SizeAssumption]) -> Result<T, E> {
+        self.imports += 1;
+        let mut constraints = self.given.clone();
+        constraints.constraints.extend(assumed.iter().cloned());
+        (self.import)(&constraints)
+    }
+
+    /// Adds assumptions to those that lead to an error, until the import succeeds. Depth first: an assumption stays if the
+    /// next error is another one, and goes if no further assumptions make the import succeed.
+    fn extend(&mut self, error: &E, assumed: &mut Vec<SizeAssumption>) -> Option<T> {
+        let failure = (self.failure)(error)?;
+        let (place, message) = (failure.place, failure.message);
+        for assumption in find_assumptions(&message, failure.symbols, self.given, assumed) {
+            if self.imports >= MAX_IMPORTS {
+                return None;
+            }
+            let expected = message_with_assumption(&message, &assumption, failure.symbols);
+            assumed.push(assumption);
+            match self.try_with(assumed) {
+                Ok(imported) => return Some(imported),
+                Err(next) => {
+                    let is_other = (self.failure)(&next).is_some_and(|next| {
+                        next.place != place || expected.is_some_and(|e| e != next.message)
+                    });
+                    if is_other && let Some(imported) = self.extend(&next, assumed) {
+                        return Some(imported);
+                    }
+                }
+            }
+            assumed.pop();
+        }
+        None
+    }
+}
+
+/// The message of the same error under an assumption. `None` if it cannot be told.
+fn message_with_assumption(
+    message: &str,
+    (symbol, constraint): &SizeAssumption,
+    symbols: &MentionedSymbols,
+) -> Option<String> {
+    match constraint {
+        SymbolConstraint::Range { .. } => Some(message.to_string()),
+        SymbolConstraint::Equals(other) if symbols.named.contains(other) => {
+            Some(replace_word(message, symbol, other))
+        }
+        SymbolConstraint::Equals(_) => None,
+    }
+}
+
+fn is_word_character(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_'
+}
+
+fn replace_word(text: &str, word: &str, by: &str) -> String {
+    let mut out = String::new();
+    for part in text.split_inclusive(|c| !is_word_character(c)) {
+        let bare = part.trim_end_matches(|c| !is_word_character(c));
+        out.push_str(if bare == word { by } else { bare });
+        out.push_str(&part[bare.len()..]);
+    }
+    out
+}
+
+/// The assumptions that a message about extents suggests, likely ones first. Those that contradict recorded sizes are left out.
+fn find_assumptions(
+    message: &str,
+    symbols: &MentionedSymbols,
+    given: &SymbolConstraints,
+    assumed: &[SizeAssumption],
+) -> Vec<SizeAssumption> {
+    let constrained = |name: &str| given.constraints.iter().chain(assumed).any(|(symbol, _)| symbol == name);
+    let free: Vec<&String> = symbols
+        .named
+        .iter()
+        .zip(&symbols.aliases)
+        .filter(|(name, alias)| !constrained(name) && !constrained(alias))
+        .map(|(name, _)| name)
+        .collect();
+    let recorded = |name: &str| symbols.recorded.iter().find(|(s, _)| s == name).map(|(_, size)| *size);
+    let may_be = |name: &str, holds: &dyn Fn(i64) -> bool| recorded(name).is_none_or(holds);
+    let mut numbers: Vec<i64> = Vec::new();
+    for word in message.split(|c| !is_word_character(c)) {
+        match word.parse::<i64>() {
+            Ok(number @ 1..) if !numbers.contains(&number) && numbers.len() < MAX_NUMBERS => {
+                numbers.push(number)
+            }
+            _ => {}
+        }
+    }
+    let mut out: Vec<SizeAssumption> = Vec::new();
+    if ["min(", "div(", "mod("].iter().any(|function| message.contains(function)) {
+        let mut bounds = numbers.clone();
+        bounds.sort_unstable_by_key(|&n| std::cmp::Reverse(n));
+        for name in &free {
+            for &number in bounds.iter().filter(|&&n| n > 1) {
+                // A program that was traced with one chunk may hold for the whole chunk only.
+                for min in [None, Some(number)] {
+                    if may_be(name, &|size| size <= number && min.is_none_or(|min| min <= size)) {
+                        out.push(((*name).clone(), SymbolConstraint::Range { min, max: Some(number) }));
+                    }
+                }
+            }
+        }
+    }
+    // A symbol is replaced by any other, in front of it or not, unless both are free: then the later one is replaced.
+    let is_pair = |of: &String, to: &String| {
+        of != to && symbols.named.iter().find(|s| free.contains(s) && (*s == of || *s == to)) != Some(of)
+    };
+    let pairs: Vec<(&String, &String)> = free
+        .iter()
+        .flat_map(|&of| symbols.named.iter().map(move |to| (of, to)))
+        .filter(|(of, to)| is_pair(of, to))
+        .collect();
+    let differs_by = |of: &str, to: &str, by: i64| {
+        recorded(of).zip(recorded(to)).is_none_or(|(of, to)| of == to.saturating_add(by))
+    };
+    for &(of, to) in pairs.iter().filter(|(of, to)| differs_by(of, to, 0)) {
+        out.push((of.clone(), SymbolConstraint::Equals(to.clone())));
+    }
+    if message.contains(" + ") || message.contains(" - ") {
+        for &(of, to) in &pairs {
+            for &number in &numbers {
+                for (of, to) in [(of, to), (to, of)] {
+                    if free.contains(&of) && differs_by(of, to, number) {
+                        out.push((of.clone(), SymbolConstraint::Equals(format!("{to} + {number}"))));
+                    }
+                }
+            }
+        }
+    }
+    if message.contains("div(") || message.contains("mod(") {
+        for name in &free {
+            for &number in numbers.iter().filter(|&&n| n > 1 && may_be(name, &|size| size % n == 0)) {
+                let steps = format!("{number}*{name}_by_{number}");
+                out.push(((*name).clone(), SymbolConstraint::Equals(steps)));
+            }
+        }
+    }
+    for name in &free {
+        for &number in numbers.iter().filter(|&&n| may_be(name, &|size| size == n)) {
+            out.push(((*name).clone(), SymbolConstraint::Range { min: Some(number), max: Some(number) }));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_ir::text;
+
+    use super::*;
+
+    /// An import that fails until the constraints include all that is needed, which are tried in order. The error mentions `symbols`.
+    fn search(
+        needed: &[(&str, &str, &str)],
+        symbols: &[&str],
+        recorded: &[(&str, i64)],
+    ) -> Result<(usize, Vec<String>), String> {
+        let names: Vec<String> = symbols.iter().map(|s| (*s).to_string()).collect();
+        let recorded: Vec<(String, i64)> = recorded.iter().map(|(s, n)| ((*s).to_string(), *n)).collect();
+        let mut imports = 0;
+        let import = |given: &SymbolConstraints| {
+            imports += 1;
+            let stated: Vec<String> = given.constraints.iter().map(|(s, c)| format!("{s}={c}")).collect();
+            match needed.iter().find(|(.., constraint)| !stated.iter().any(|s| s == constraint)) {
+                None => Ok(()),
+                Some((place, message, _)) => Err((
+                    (*place).to_string(),
+                    (*message).to_string(),
+                    MentionedSymbols {
+                        named: names.iter().filter(|s| message.contains(*s)).cloned().collect(),
+                        aliases: names.iter().filter(|s| message.contains(*s)).cloned().collect(),
+                        unbounded: Vec::new(),
+                        recorded: recorded.clone(),
+                    },
+                )),
+            }
+        };
+        let found = import_with_assumed_sizes(&SymbolConstraints::default(), import, |error| {
+            Some(ExtentFailure { place: error.0.clone(), message: error.1.clone(), symbols: &error.2 })
+        });
+        match found {
+            Ok((_, assumed)) => Ok((imports, assumed.iter().map(|(s, c)| format!("{s}={c}")).collect())),
+            Err((_, message, _)) => Err(message),
+        }
+    }
+
+    #[test]
+    fn what_a_message_suggests_is_assumed() {
+        for (message, expected) in [
+            ("the extents batch and rows do not broadcast", "rows=batch"),
+            ("the extents min(64, rows) and rows do not broadcast", "rows=..64"),
+            ("the lengths differ: batch + 1 and rows", "rows=batch + 1"),
+            ("8*div(rows, 8) elements do not fit [rows]", "rows=8*rows_by_8"),
+            ("[div(rows + 255, 256)] does not expand to [2]", "rows=256"),
+            ("the extents rows and 7 do not broadcast", "rows=7"),
+        ] {
+            let found = search(&[("n", message, expected)], &["batch", "rows"], &[]);
+            assert_eq!(found.map(|(_, assumed)| assumed), Ok(vec![expected.to_string()]), "{message}");
+        }
+        let several = [
+            ("a", "the extents b and c do not broadcast", "c=b"),
+            ("d", "the extents min(512, s) and s do not broadcast", "s=..512"),
+        ];
+        let found = search(&several, &["b", "c", "s"], &[]);
+        assert_eq!(found.map(|(_, assumed)| assumed), Ok(vec!["c=b".to_string(), "s=..512".to_string()]));
+    }
+
+    #[test]
+    fn nothing_is_assumed_in_vain() {
+        assert_eq!(search(&[], &["b"], &[]), Ok((1, vec![])));
+        // The error is the one without assumptions.
+        let unsolvable = [
+            ("a", "the extents b and c do not broadcast", "c=b"),
+            ("d", "the rank of c is wrong", "c=nothing"),
+        ];
+        assert_eq!(search(&unsolvable, &["b", "c"], &[]), Err(unsolvable[0].1.to_string()));
+        // Recorded sizes decide which equalities are tried.
+        let message = "the extents b, c and s do not broadcast";
+        let equal = search(&[("a", message, "s=c")], &["b", "c", "s"], &[("b", 3), ("c", 5), ("s", 5)]);
+        assert_eq!(equal, Ok((2, vec!["s=c".to_string()])));
+        // If nothing else helps, they are the sizes.
+        let fixed = search(&[("a", "b is wrong", "b=3")], &["b"], &[("b", 3)]);
+        assert_eq!(fixed.map(|(_, assumed)| assumed), Ok(vec!["b=3".to_string()]));
+    }
+
+    #[test]
+    fn the_search_ends() {
+        let symbols: Vec<String> = (0..40).map(|i| format!("s{i}")).collect();
+        let names: Vec<&str> = symbols.iter().map(String::as_str).collect();
+        let message = format!("min(1, 2, 3, 4, 5) + mod({})", symbols.join(", "));
+        assert_eq!(search(&[("a", &message, "never")], &names, &[]), Err(message.clone()));
+    }
+
+    #[test]
+    fn open_sizes_are_powers_of_two_that_fit() {
+        let bounds = |text: &str, open: &[&str]| {
+            let mut graph = text::parse(text).expect("a program");
+            let open: Vec<String> = open.iter().map(|s| (*s).to_string()).collect();
+            let assumed = bound_open_sizes(&mut graph, &open);
+            assumed.iter().map(|(s, c)| format!("{s}={c}")).collect::<Vec<_>>().join(" ")
+        };
+        let program = |ty: &str| {
+            format!(
+                "program \"p\" ranks 1\nsymbol a in 2..=1048576\nsymbol b in 0..=1048576\nsymbol c in 1..=100\n\narg %x: {ty}\n\nreturn %x\n"
+            )
+        };
+        for (ty, expected) in [
+            ("f32[a]", "a=2..1048576 b=0..1048576"),
+            ("f32[a, 4096]", "a=2..1048576 b=0..1048576"),
+            ("f32[a, 4097]", "a=2..524288 b=0..524288"),
+            ("bool[a, b]", "a=2..131072 b=0..131072"),
+            ("bool[b, a, a]", "a=2..2048 b=0..2048"),
+            ("f64[c, c, c, a]", "a=2..2048 b=0..2048"),
+            ("f32[1099511627776, c]", "a=2..1048576 b=0..1048576"),
+            // No bound is less than the minimum, and the verifier refuses what does not fit then.
+            ("f32[1099511627776, a]", "a=2 b=0..1"),
+        ] {
+            assert_eq!(bounds(&program(ty), &["a", "b"]), expected, "{ty}");
+        }
+        assert_eq!(bounds(&program("bool[b, a, a]"), &["b"]), "b=0..1");
+        assert_eq!(bounds(&program("f32[c]"), &[]), "");
+    }
+}
