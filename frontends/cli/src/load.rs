@@ -42,7 +42,8 @@ pub fn open_program(
         .with_tensors(tensors.cloned())
         .with_extents(given.constraints)
         .with_bounds(given.fallback_bounds)
-        .with_recorded_shapes(given.recorded_shapes);
+        .with_recorded_shapes(given.recorded_shapes)
+        .with_run_sizes(given.run_sizes);
     let mut program = Program::open_files(&args.program, &options)?;
     program.files.extend(files.into_iter().map(PathBuf::from));
     for note in &program.notes {
@@ -81,7 +82,12 @@ pub fn provided_extents(
     let largest =
         compile.buckets.iter().filter_map(|(name, upper)| Some((name.clone(), *upper.iter().max()?)));
     let bounds = largest.chain(set.iter().cloned()).collect();
-    SymbolConstraints { constraints: args.dims.clone(), fallback_bounds: bounds, recorded_shapes: Vec::new() }
+    SymbolConstraints {
+        constraints: args.dims.clone(),
+        fallback_bounds: bounds,
+        recorded_shapes: Vec::new(),
+        run_sizes: set.to_vec(),
+    }
 }
 
 /// Fixes the number of ranks of a program. A note says where it comes from if the command line does not give it.

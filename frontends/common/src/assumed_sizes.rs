@@ -277,7 +277,7 @@ mod tests {
             let stated: Vec<String> = given.constraints.iter().map(|(s, c)| format!("{s}={c}")).collect();
             match needed.iter().find(|(.., constraint)| !stated.iter().any(|s| s == constraint)) {
                 None => Ok(()),
-                Some((place, message, _)) => Err((
+                Some((place, message, _)) => Err(Box::new((
                     (*place).to_string(),
                     (*message).to_string(),
                     MentionedSymbols {
@@ -286,7 +286,7 @@ mod tests {
                         unbounded: Vec::new(),
                         recorded: recorded.clone(),
                     },
-                )),
+                ))),
             }
         };
         let found = import_with_assumed_sizes(&SymbolConstraints::default(), import, |error| {
@@ -294,7 +294,7 @@ mod tests {
         });
         match found {
             Ok((_, assumed)) => Ok((imports, assumed.iter().map(|(s, c)| format!("{s}={c}")).collect())),
-            Err((_, message, _)) => Err(message),
+            Err(error) => Err(error.1),
         }
     }
 

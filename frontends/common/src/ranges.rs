@@ -81,6 +81,8 @@ pub struct SymbolConstraints {
     pub fallback_bounds: Vec<(String, i64)>,
     /// The shapes of the recorded arguments, in their order. They also bound symbols that have no bound.
     pub recorded_shapes: Vec<Vec<usize>>,
+    /// The sizes of the run that the program is opened for, by name. Assumptions do not contradict them.
+    pub run_sizes: Vec<(String, i64)>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -162,7 +164,7 @@ pub struct OpenSizes {
     pub unbounded: Vec<String>,
     /// Those of them whose bound is the default.
     pub with_default: Vec<String>,
-    /// The values of symbols in the recorded arguments.
+    /// The values of symbols in the run that the program is opened for, or in the recorded arguments.
     pub recorded: Vec<(String, i64)>,
 }
 
@@ -225,7 +227,9 @@ pub fn resolve_symbols(
         if !is_number && !matches!(constraints[index], Some(SymbolConstraint::Equals(_))) {
             let max = choose_upper_bound(symbol, &given.fallback_bounds, default, &mut resolved.open, notes);
             let name = symbol.name.clone();
-            resolved.open.recorded.extend(symbol.recorded.map(|size| (name.clone(), size)));
+            let is_named = |other: &String| *other == name || symbol.alias.as_ref() == Some(other);
+            let asked = given.run_sizes.iter().find(|(other, _)| is_named(other)).map(|(_, size)| *size);
+            resolved.open.recorded.extend(asked.or(symbol.recorded).map(|size| (name.clone(), size)));
             let alias = symbol.alias.clone();
             ids[index] = Some(resolved.table.push(Symbol { name, min: symbol.min, max, alias }));
         }
@@ -524,7 +528,7 @@ pub struct MentionedSymbols {
     pub aliases: Vec<String>,
     /// The mentioned symbols that had no upper bound.
     pub unbounded: Vec<String>,
-    /// The values of all symbols in the recorded arguments, mentioned or not.
+    /// The values of all symbols in the run or in the recorded arguments, mentioned or not.
     pub recorded: Vec<(String, i64)>,
 }
 

@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(shown, ["a 2..9", "b 2..9"]);
         assert_eq!(notes[1], "symbol b is assumed to be 2 to 9: its range is not certain");
         // Symbols without a bound get the default one.
-        let (shown, notes) = symbols(&["a", "b"], "{s0: VR[2, 8]}");
+        let (shown, _) = symbols(&["a", "b"], "{s0: VR[2, 8]}");
         assert_eq!(shown, ["a 0..1048576", "b 0..1048576"]);
         assert_eq!(
             resolved(&["a b", "a_b", "c d"], ""),

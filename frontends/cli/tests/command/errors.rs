@@ -423,6 +423,30 @@ fn ranges_that_do_not_fit() {
 }
 
 #[test]
+fn sizes_that_a_program_leaves_open_are_assumed() {
+    let assumes = |command: &str, options: &str| {
+        let ran = crate::common::output(&mut symmc(command));
+        let text = String::from_utf8_lossy(&ran.stderr).to_string();
+        assert!(ran.status.success(), "{command}: {text}");
+        let note = text.lines().find(|line| line.contains("leaves sizes open")).unwrap_or_default();
+        let stated = note.split(" --dim ").skip(1).map(|option| format!("--dim {option}"));
+        assert_eq!(stated.collect::<Vec<_>>().join(" "), options, "{command}: {text}");
+    };
+    let llama = "causal_llama_open.pt2 --ranks 1";
+    assumes(&format!("plan {llama}"), "--dim batch=2..2048 --dim tokens=2..2048");
+    assumes(&format!("plan {llama} --dim batch=2..4"), "--dim tokens=2..65536");
+    assumes(&format!("plan {llama} --dim batch=2..4 --dim tokens=2..64"), "");
+    assumes(&format!("run {llama} --set batch=2 --set tokens=5 --compare interpreter"), "");
+    // Its layers were traced with one chunk of 256 tokens.
+    let mamba = "causal_mamba2_open.pt2 --ranks 1";
+    assumes(&format!("plan {mamba}"), "--dim batch=2..4096 --dim tokens=256");
+    // It has one chunk for any size of at most 256, so the size of a run is taken.
+    assumes(&format!("run {mamba} --set batch=2 --set tokens=100"), "--dim tokens=100");
+    // What is assumed can be stated.
+    assumes(&format!("plan {mamba} --dim batch=2..4096 --dim tokens=256"), "");
+}
+
+#[test]
 fn ranges_narrow_a_program_of_any_format() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = write(dir.path(), "open.symm", OPEN);

@@ -35,6 +35,9 @@ pub struct OpenOptions {
     pub bounds: Vec<(String, i64)>,
     /// The shapes of the recorded arguments of a run, in their order. They give upper bounds in the same way.
     pub recorded_shapes: Vec<Vec<usize>>,
+    /// The sizes of the run that the program is opened for, by the names of symbols. What is assumed of symbols does not
+    /// contradict them.
+    pub run_sizes: Vec<(String, i64)>,
 }
 
 impl OpenOptions {
@@ -86,11 +89,17 @@ impl OpenOptions {
         OpenOptions { recorded_shapes: recorded, ..self }
     }
 
+    /// Sets the sizes of the run that the program is opened for.
+    pub fn with_run_sizes(self, sizes: impl IntoIterator<Item = (impl Into<String>, i64)>) -> OpenOptions {
+        OpenOptions { run_sizes: sizes.into_iter().map(|(name, size)| (name.into(), size)).collect(), ..self }
+    }
+
     pub(super) fn provided_extents(&self) -> SymbolConstraints {
         SymbolConstraints {
             constraints: self.extents.clone(),
             fallback_bounds: self.bounds.clone(),
             recorded_shapes: self.recorded_shapes.clone(),
+            run_sizes: self.run_sizes.clone(),
         }
     }
 }
