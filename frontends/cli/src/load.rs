@@ -87,6 +87,7 @@ pub fn provided_extents(
         fallback_bounds: bounds,
         recorded_shapes: Vec::new(),
         run_sizes: set.to_vec(),
+        refuses_assumptions: false,
     }
 }
 

@@ -10,9 +10,13 @@
 //!
 //! An assumption is a constraint that the caller could have stated. It holds for every run: other sizes are refused.
 
+use std::cmp::Reverse;
+
 use symmc_ir::{Graph, SymbolTable};
 
 use crate::ranges::{MentionedSymbols, SymbolConstraint, SymbolConstraints};
+use crate::sizes::CallSizes;
+use crate::sizes::assumptions::{self, SizeRelation};
 
 /// The largest value of a program whose sizes are assumed, in bytes.
 const MAX_ASSUMED_BYTES: i64 = 16 << 30;
@@ -77,6 +81,7 @@ pub fn import_with_assumed_sizes<T, E>(
     let mut search = AssumptionSearch { given, import, failure, imports: 0 };
     let first = match search.try_with(&[]) {
         Ok(imported) => return Ok((imported, Vec::new())),
+        Err(error) if given.refuses_assumptions => return Err(error),
         Err(error) => error,
     };
     let mut assumed = Vec::new();
@@ -181,16 +186,21 @@ fn find_assumptions(
     given: &SymbolConstraints,
     assumed: &[SizeAssumption],
 ) -> Vec<SizeAssumption> {
-    let constrained = |name: &str| given.constraints.iter().chain(assumed).any(|(symbol, _)| symbol == name);
-    let free: Vec<&String> = symbols
-        .named
-        .iter()
-        .zip(&symbols.aliases)
-        .filter(|(name, alias)| !constrained(name) && !constrained(alias))
-        .map(|(name, _)| name)
-        .collect();
-    let recorded = |name: &str| symbols.recorded.iter().find(|(s, _)| s == name).map(|(_, size)| *size);
-    let may_be = |name: &str, holds: &dyn Fn(i64) -> bool| recorded(name).is_none_or(holds);
+    let is_constrained =
+        |name: &String| given.constraints.iter().chain(assumed).any(|(symbol, _)| symbol == name);
+    let is_free = |name: &str| {
+        let mut names = symbols.named.iter().zip(&symbols.aliases);
+        names.any(|(own, alias)| own == name && !is_constrained(own) && !is_constrained(alias))
+    };
+    let named: Vec<&str> = symbols.named.iter().map(String::as_str).collect();
+    let free: Vec<&str> = named.iter().copied().filter(|name| is_free(name)).collect();
+    let sizes: CallSizes = symbols.recorded.iter().cloned().collect();
+    let may_be = |name: &str, holds: &dyn Fn(i64) -> bool| sizes.get(name).is_none_or(|&size| holds(size));
+    let are_known = named.iter().all(|&name| sizes.contains_key(name));
+    let possible = |relations: Vec<SizeRelation>| {
+        let possible = relations.into_iter().filter(|relation| !are_known || relation.holds(&sizes));
+        possible.map(|r| (r.symbol, SymbolConstraint::Equals(r.expression))).collect::<Vec<_>>()
+    };
     let mut numbers: Vec<i64> = Vec::new();
     for word in message.split(|c| !is_word_character(c)) {
         match word.parse::<i64>() {
@@ -200,58 +210,41 @@ fn find_assumptions(
             _ => {}
         }
     }
+    numbers.sort_unstable_by_key(|&number| Reverse(number));
+    let has_any = |parts: &[&str]| parts.iter().any(|part| message.contains(part));
+    let range = |min, max| SymbolConstraint::Range { min, max: Some(max) };
     let mut out: Vec<SizeAssumption> = Vec::new();
-    if ["min(", "div(", "mod("].iter().any(|function| message.contains(function)) {
-        let mut bounds = numbers.clone();
-        bounds.sort_unstable_by_key(|&n| std::cmp::Reverse(n));
-        for name in &free {
-            for &number in bounds.iter().filter(|&&n| n > 1) {
+    if has_any(&["min(", "div(", "mod("]) {
+        for &name in &free {
+            for &number in numbers.iter().filter(|&&n| n > 1) {
                 // A program that was traced with one chunk may hold for the whole chunk only.
                 for min in [None, Some(number)] {
                     if may_be(name, &|size| size <= number && min.is_none_or(|min| min <= size)) {
-                        out.push(((*name).clone(), SymbolConstraint::Range { min, max: Some(number) }));
+                        out.push((name.to_string(), range(min, number)));
                     }
                 }
             }
         }
     }
-    // A symbol is replaced by any other, in front of it or not, unless both are free: then the later one is replaced.
-    let is_pair = |of: &String, to: &String| {
-        of != to && symbols.named.iter().find(|s| free.contains(s) && (*s == of || *s == to)) != Some(of)
-    };
-    let pairs: Vec<(&String, &String)> = free
-        .iter()
-        .flat_map(|&of| symbols.named.iter().map(move |to| (of, to)))
-        .filter(|(of, to)| is_pair(of, to))
-        .collect();
-    let differs_by = |of: &str, to: &str, by: i64| {
-        recorded(of).zip(recorded(to)).is_none_or(|(of, to)| of == to.saturating_add(by))
-    };
-    for &(of, to) in pairs.iter().filter(|(of, to)| differs_by(of, to, 0)) {
-        out.push((of.clone(), SymbolConstraint::Equals(to.clone())));
+    out.extend(possible(assumptions::equalities(&named, &is_free)));
+    if has_any(&[" + ", " - "]) {
+        let differences = numbers.iter().rev();
+        let relations = differences.flat_map(|&number| assumptions::differences(&named, &is_free, number));
+        out.extend(possible(relations.collect()));
     }
-    if message.contains(" + ") || message.contains(" - ") {
-        for &(of, to) in &pairs {
-            for &number in &numbers {
-                for (of, to) in [(of, to), (to, of)] {
-                    if free.contains(&of) && differs_by(of, to, number) {
-                        out.push((of.clone(), SymbolConstraint::Equals(format!("{to} + {number}"))));
-                    }
-                }
-            }
-        }
-    }
-    if message.contains("div(") || message.contains("mod(") {
-        for name in &free {
-            for &number in numbers.iter().filter(|&&n| n > 1 && may_be(name, &|size| size % n == 0)) {
+    out.extend(possible(assumptions::products(&named, &is_free, &|_| true)));
+    if has_any(&["div(", "mod("]) {
+        for &name in &free {
+            for number in numbers.iter().filter(|&&n| n > 1 && may_be(name, &|size| size % n == 0)) {
                 let steps = format!("{number}*{name}_by_{number}");
-                out.push(((*name).clone(), SymbolConstraint::Equals(steps)));
+                out.push((name.to_string(), SymbolConstraint::Equals(steps)));
             }
         }
     }
-    for name in &free {
+    out.extend(possible(assumptions::minimums(&named, &is_free)));
+    for &name in &free {
         for &number in numbers.iter().filter(|&&n| may_be(name, &|size| size == n)) {
-            out.push(((*name).clone(), SymbolConstraint::Range { min: Some(number), max: Some(number) }));
+            out.push((name.to_string(), range(Some(number), number)));
         }
     }
     out

@@ -83,6 +83,9 @@ pub struct SymbolConstraints {
     pub recorded_shapes: Vec<Vec<usize>>,
     /// The sizes of the run that the program is opened for, by name. Assumptions do not contradict them.
     pub run_sizes: Vec<(String, i64)>,
+    /// Whether an import fails rather than assume relations of symbols and bounds that only a relation needs
+    /// ([`crate::assumed_sizes`]).
+    pub refuses_assumptions: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

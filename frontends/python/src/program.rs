@@ -92,9 +92,10 @@ impl FromPyObject<'_, '_> for GroupCells {
 /// ranks: the number of ranks, if the file does not fix it. groups: the lists of ranks of each group's cells, by the name of the
 /// group, such as `{"3": [[0, 1], [2, 3]]}`. dims: the value of each symbol, its least and largest value, or a text such as
 /// `"2*pairs"`. schemas: schemas of custom ops in PyTorch's notation. definitions: programs in the text form, each with the
-/// schema of a custom op as its name, that replace the calls of the op. tensors: a safetensors file with weights.
+/// schema of a custom op as its name, that replace the calls of the op. tensors: a safetensors file with weights. assume_sizes: whether to assume sizes if the program is
+/// valid for some only and does not state them; `Program.assumed_dims` lists them.
 #[pyfunction]
-#[pyo3(signature = (paths, *, ranks=None, groups=None, dims=None, schemas=None, definitions=None, tensors=None))]
+#[pyo3(signature = (paths, *, ranks=None, groups=None, dims=None, schemas=None, definitions=None, tensors=None, assume_sizes=true))]
 pub fn open(
     py: Python<'_>,
     paths: ProgramPaths,
@@ -104,6 +105,7 @@ pub fn open(
     schemas: Option<Vec<String>>,
     definitions: Option<Vec<String>>,
     tensors: Option<PathBuf>,
+    assume_sizes: bool,
 ) -> PyResult<Program> {
     let ranks = ranks.map(|n| to_integer("ranks", n)).transpose()?;
     let dims = dims.unwrap_or_default().into_iter();
@@ -114,7 +116,8 @@ pub fn open(
         .with_groups(groups.map_or_else(IndexMap::new, |groups| groups.0))
         .with_extents(dims.into_iter().map(|(extent, name)| (name, extent)))
         .with_schemas(schemas.unwrap_or_default())
-        .with_definitions(definitions.unwrap_or_default());
+        .with_definitions(definitions.unwrap_or_default())
+        .with_assumptions(assume_sizes);
     run_interruptible(py, "open", move || {
         let tensors = tensors.map(|path| TensorFile::open(&path).map(Arc::new)).transpose()?;
         let mut program = symmc::Program::open_files(&paths.0, &options.with_tensors(tensors))?;

@@ -18,10 +18,10 @@ use crate::ranges::RangeError;
 const MAX_TOGETHER: usize = 3;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct SizeRelation {
-    symbol: String,
+pub(crate) struct SizeRelation {
+    pub symbol: String,
     /// An expression of other symbols.
-    expression: String,
+    pub expression: String,
     /// The symbol that is a lower bound. The difference of the two is a new symbol, and part of the
     /// expression.
     least: Option<String>,
@@ -43,7 +43,7 @@ impl SizeRelation {
         Some((format!("{}_beyond_{smaller}", self.symbol), smaller))
     }
 
-    fn holds(&self, sizes: &CallSizes) -> bool {
+    pub fn holds(&self, sizes: &CallSizes) -> bool {
         let size = sizes.get(&self.symbol).copied();
         match &self.least {
             Some(least) => size >= sizes.get(least).copied(),
@@ -229,20 +229,11 @@ impl SizeAssumptions {
         let named = named.iter().map(String::as_str);
         let free: Vec<&str> =
             named.filter(|&symbol| sizes.contains_key(symbol) && !self.has_relation(symbol)).collect();
-        let other_symbols = |symbol| free.iter().copied().filter(move |&other| other != symbol);
-
-        let equal = combinations(&free, 2).into_iter().map(|pair| SizeRelation::new(pair[1], pair[0]));
-        let products = free.iter().flat_map(|&symbol| {
-            let factors: Vec<&str> = other_symbols(symbol).filter(|&other| sizes[other] > 1).collect();
-            let products = (2..=MAX_TOGETHER).flat_map(|count| combinations(&factors, count));
-            products.map(|factors| SizeRelation::new(symbol, factors.join("*"))).collect::<Vec<_>>()
-        });
-        let file_symbols = free.iter().copied().filter(|symbol| !self.is_quotient(symbol));
-        let at_least = file_symbols
-            .flat_map(|symbol| other_symbols(symbol).map(move |other| SizeRelation::at_least(symbol, other)));
-        let possible = equal.chain(products).chain(at_least);
-        let possible = possible.filter(|relation| relation.holds(sizes) && !self.refuted.contains(relation));
-        let mut candidates: Vec<_> = possible.map(|relation| vec![relation]).collect();
+        let mut possible = equalities(&free, &|_| true);
+        possible.extend(products(&free, &|_| true, &|factor| sizes[factor] > 1));
+        possible.extend(minimums(&free, &|symbol| !self.is_quotient(symbol)));
+        possible.retain(|relation| relation.holds(sizes) && !self.refuted.contains(relation));
+        let mut candidates: Vec<_> = possible.into_iter().map(|relation| vec![relation]).collect();
 
         if self.may_fix_sizes {
             let last_first: Vec<&str> = free.iter().rev().copied().collect();
@@ -277,6 +268,56 @@ impl SizeAssumptions {
         });
         buckets.collect()
     }
+}
+
+/// The equalities of two of these symbols. The later one is replaced if it is free.
+pub(crate) fn equalities(symbols: &[&str], is_free: &dyn Fn(&str) -> bool) -> Vec<SizeRelation> {
+    let pairs = combinations(symbols, 2).into_iter();
+    let replaced = pairs.filter_map(|pair| match [is_free(pair[1]), is_free(pair[0])] {
+        [true, _] => Some(SizeRelation::new(pair[1], pair[0])),
+        [false, true] => Some(SizeRelation::new(pair[0], pair[1])),
+        [false, false] => None,
+    });
+    replaced.collect()
+}
+
+/// The relations in which a free symbol is another one plus a number.
+pub(crate) fn differences(
+    symbols: &[&str],
+    is_free: &dyn Fn(&str) -> bool,
+    number: i64,
+) -> Vec<SizeRelation> {
+    let free = symbols.iter().copied().filter(|symbol| is_free(symbol));
+    let relations = free.flat_map(|symbol| {
+        let others = symbols.iter().filter(move |&&other| other != symbol);
+        others.map(move |other| SizeRelation::new(symbol, format!("{other} + {number}")))
+    });
+    relations.collect()
+}
+
+/// The products of these symbols that a free one may be.
+pub(crate) fn products(
+    symbols: &[&str],
+    is_free: &dyn Fn(&str) -> bool,
+    is_factor: &dyn Fn(&str) -> bool,
+) -> Vec<SizeRelation> {
+    let products = symbols.iter().filter(|symbol| is_free(symbol)).flat_map(|&symbol| {
+        let others = symbols.iter().copied().filter(|&other| other != symbol && is_factor(other));
+        let factors: Vec<&str> = others.collect();
+        let products = (2..=MAX_TOGETHER).flat_map(|count| combinations(&factors, count));
+        products.map(|factors| SizeRelation::new(symbol, factors.join("*"))).collect::<Vec<_>>()
+    });
+    products.collect()
+}
+
+/// The relations in which a free symbol is at least another one.
+pub(crate) fn minimums(symbols: &[&str], is_free: &dyn Fn(&str) -> bool) -> Vec<SizeRelation> {
+    let free = symbols.iter().copied().filter(|symbol| is_free(symbol));
+    let relations = free.flat_map(|symbol| {
+        let others = symbols.iter().copied().filter(move |&other| other != symbol);
+        others.map(move |other| SizeRelation::at_least(symbol, other))
+    });
+    relations.collect()
 }
 
 /// All combinations of `count` symbols, in their order.

@@ -38,6 +38,9 @@ pub struct OpenOptions {
     /// The sizes of the run that the program is opened for, by the names of symbols. What is assumed of symbols does not
     /// contradict them.
     pub run_sizes: Vec<(String, i64)>,
+    /// Whether opening fails if a program is valid for some sizes only and does not state them. Otherwise they are assumed
+    /// ([`Program::assumed_sizes`](super::Program::assumed_sizes)).
+    pub refuses_assumptions: bool,
 }
 
 impl OpenOptions {
@@ -94,12 +97,18 @@ impl OpenOptions {
         OpenOptions { run_sizes: sizes.into_iter().map(|(name, size)| (name.into(), size)).collect(), ..self }
     }
 
+    /// Sets whether sizes may be assumed if a program is valid for some sizes only and does not state them.
+    pub fn with_assumptions(self, allowed: bool) -> OpenOptions {
+        OpenOptions { refuses_assumptions: !allowed, ..self }
+    }
+
     pub(super) fn provided_extents(&self) -> SymbolConstraints {
         SymbolConstraints {
             constraints: self.extents.clone(),
             fallback_bounds: self.bounds.clone(),
             recorded_shapes: self.recorded_shapes.clone(),
             run_sizes: self.run_sizes.clone(),
+            refuses_assumptions: self.refuses_assumptions,
         }
     }
 }

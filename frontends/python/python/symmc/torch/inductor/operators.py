@@ -210,7 +210,7 @@ def is_worth_it(text: str, device: str, ranks: int) -> bool:
         machine = machine_for(options, device, ranks)
         try:
             archive, sizes = lifted.archive(dict.fromkeys(symbols, (0, _MOST))), SizeAssumptions(lifted.steps, may_fix_sizes=False)
-            program = programs.open_archives([archive], ranks=ranks, groups=groups, dims=sizes.dims())
+            program = programs.open_archives([archive], ranks=ranks, groups=groups, dims=sizes.dims(), assume_sizes=False)
             plan = symmc.compile(program, machine=machine, buckets=options.bucket_ends(program, sizes))
         except (symmc.InputError, symmc.UnsupportedError, symmc.ResourceError):
             return False

@@ -95,7 +95,9 @@ class PlanRunner:
 
         def opened(archives: list[bytes], dims: dict[str, str]) -> symmc.Program:
             definitions = list(self.options.definitions)
-            return programs.open_archives(archives, ranks=members, groups=self.groups, dims=dims, definitions=definitions)
+            return programs.open_archives(
+                archives, ranks=members, groups=self.groups, dims=dims, definitions=definitions, assume_sizes=False
+            )
 
         program, refusal, own = None, None, b""
         sizes: dict[str, int] = {}
