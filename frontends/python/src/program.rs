@@ -96,6 +96,7 @@ impl FromPyObject<'_, '_> for GroupCells {
 /// valid for some only and does not state them; `Program.assumed_dims` lists them.
 #[pyfunction]
 #[pyo3(signature = (paths, *, ranks=None, groups=None, dims=None, schemas=None, definitions=None, tensors=None, assume_sizes=true))]
+#[expect(clippy::too_many_arguments, reason = "these are the keywords that Python has")]
 pub fn open(
     py: Python<'_>,
     paths: ProgramPaths,
