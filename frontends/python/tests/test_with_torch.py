@@ -210,6 +210,26 @@ class Backend(unittest.TestCase):
             x = torch.randn(n, 4)
             close(run(x), (x * 2).sum(1), 1e-5)
 
+    def test_sizes_padded_to_a_multiple_share_a_plan(self):
+        def chunks(x, padding):
+            y = torch.nn.functional.pad(x, (0, 0, 0, padding))
+            return y.reshape(x.shape[0], -1, 8, x.shape[2]).cumsum(2).reshape(x.shape[0], -1, x.shape[2])[:, : x.shape[1]]
+
+        def complement(x):
+            return chunks(x, (8 - x.shape[1] % 8) % 8)
+
+        def negative(x):
+            return chunks(x, -x.shape[1] % 8)
+
+        for function in (complement, negative):
+            run = compiled(function, dynamic=True)
+            with self.subTest(function.__name__), mock.patch("symmc.compile", wraps=symmc.compile) as planned:
+                # Dynamo traces tokens that are a multiple separately.
+                for batch, tokens in ((2, 50), (2, 33), (3, 63), (2, 41), (2, 50), (3, 33)):
+                    x = torch.randn(batch, tokens, 4)
+                    close(run(x), function(x), 1e-5)
+                self.assertEqual(planned.call_count, 1)
+
     def test_dtypes(self):
         def function(x):
             return (x * 3 - 1).abs()
