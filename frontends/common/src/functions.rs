@@ -1,5 +1,7 @@
 //! Functions of real numbers as formulas, in forms that keep the precision of small results.
 
+use symmc_ir::{BinaryOp, FloatAttribute, ReductionKind, Scalar};
+
 use crate::formula::Term;
 
 impl<E> Term<'_, E> {
@@ -35,6 +37,42 @@ impl<E> Term<'_, E> {
     pub fn cosh(self) -> Self {
         let opposite = -self;
         (self.exp() + opposite.exp()) * 0.5
+    }
+
+    /// The norm of an order over `axes`: the number of elements that are not 0 for the order 0, the largest and the smallest
+    /// magnitude for those at infinity.
+    pub fn norm(self, order: f64, axes: &[usize], keep: bool) -> Self {
+        let wide = self.dtype().compute_dtype();
+        let power = |exponent: f64| Scalar::Float(FloatAttribute(exponent));
+        match order {
+            f64::INFINITY => self.abs().reduce(ReductionKind::Max, axes, keep),
+            f64::NEG_INFINITY => self.abs().reduce(ReductionKind::Min, axes, keep),
+            0.0 => self.ne(0.0).cast(wide).sum(axes, keep).cast(self.dtype()),
+            1.0 => self.abs().sum(axes, keep),
+            2.0 => self.square().sum(axes, keep).sqrt(),
+            _ => {
+                let powers = self.cast(wide).abs().binary(BinaryOp::Pow, power(order));
+                powers.sum(axes, keep).binary(BinaryOp::Pow, power(1.0 / order)).cast(self.dtype())
+            }
+        }
+    }
+
+    /// The inverse of the hyperbolic sine: `log1p(|x| + x² / (1 + sqrt(1 + x²)))` with the sign of `x`. Above 1e150, where squares
+    /// would overflow, it is `log(2 |x|)`.
+    pub fn inverse_sinh(self) -> Self {
+        let size = self.abs();
+        let square = size.min(1e150).square();
+        let near = (size + square / ((square + 1.0).sqrt() + 1.0)).log1p();
+        let far = size.log() + std::f64::consts::LN_2;
+        let y = size.gt(1e150).select(far, near);
+        // The sign of a zero stays, and NaN.
+        let signed = y * self.sign();
+        self.eq(0.0).select(self, signed)
+    }
+
+    /// Whether floats have a sign: zeros have one as well, which their reciprocals show.
+    pub fn has_sign(self) -> Self {
+        self.lt(0.0) | self.reciprocal().lt(0.0)
     }
 
     pub fn tan(self) -> Self {

@@ -28,6 +28,36 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         formula(c, |x| x.gt(0.0).select(x, x * slope))
     }),
     row("aten.elu", "select of exp, in f64", elu),
+    row("aten.selu", "select of exp, in f64", |c| {
+        // The constants of self-normalizing networks (Klambauer et al. 2017).
+        const SCALE: f64 = 1.0507009873554805;
+        const ALPHA: f64 = 1.6732632423543772;
+        through_f64(c, |x| x.gt(0.0).select(x * SCALE, x.expm1() * (ALPHA * SCALE)))
+    }),
+    row("aten.celu", "select of exp, in f64", |c| {
+        let alpha = c.float_or("alpha", 1.0)?;
+        through_f64(c, |x| x.gt(0.0).select(x, (x / alpha).expm1() * alpha))
+    }),
+    row("aten.prelu aten._prelu_kernel", "select", prelu),
+    row("aten.rrelu", "select, in evaluation mode", |c| {
+        if c.bool_or("training", false)? {
+            return Err(RuleFailure::Invalid(effects::DRAWS_ERROR.into()));
+        }
+        let slope = (c.float_or("lower", 0.125)? + c.float_or("upper", 1.0 / 3.0)?) / 2.0;
+        formula(c, |x| x.gt(0.0).select(x, x * slope))
+    }),
+    row("aten.softshrink", "select", |c| {
+        let lambda = c.float_or("lambd", 0.5)?;
+        formula(c, |x| {
+            let inside = x * 0.0;
+            let below = x.lt(-lambda).select(x + lambda, inside);
+            x.gt(lambda).select(x - lambda, below)
+        })
+    }),
+    row("aten.hardshrink", "select", |c| {
+        let lambda = c.float_or("lambd", 0.5)?;
+        formula(c, |x| (x.ge(-lambda) & x.le(lambda)).select(0.0, x))
+    }),
     row("aten.softplus", "select of log(exp), in f64", |c| {
         let beta = c.float_or("beta", 1.0)?;
         let threshold = c.float_or("threshold", 20.0)?;
@@ -83,6 +113,20 @@ fn glu(c: &mut OpCall<'_, '_>) -> EmitResult {
     let half =
         n.exact_div(&2.into()).ok_or_else(|| RuleFailure::Invalid("expected an even extent".into()))?;
     c.formula([x], |[x]| x.slice(axis, 0, half.clone()) * x.slice(axis, half.clone(), half).sigmoid())
+}
+
+/// `x > 0 ? x : weight * x`, with one weight, or one for each channel.
+fn prelu(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let [x, weight] = c.tensors_named(["self", "weight"])?;
+    let shape = c.shape(x);
+    let weight = if c.rank(weight) == 1 && c.rank(x) > 0 && c.ty(weight).numel().as_const() != Some(1) {
+        c.reshape_per_channel(weight, &shape)?
+    } else if c.rank(weight) == 1 {
+        c.reshape(weight, vec![])?
+    } else {
+        weight
+    };
+    c.formula([x, weight], |[x, weight]| x.gt(0.0).select(x, x * weight))
 }
 
 fn dropout(c: &mut OpCall<'_, '_>) -> EmitResult {

@@ -22,6 +22,53 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         let ([gradient, y], _) = common_operands(c, ["grad_output", "output"])?;
         c.formula([gradient, y], |[g, y]| g * (1.0 - y.square()))
     }),
+    row("aten.leaky_relu_backward", "select", |c| {
+        // The sign of the result is that of the operand where the slope is not negative.
+        c.ignore(&["self_is_result"]);
+        let slope = c.float_or("negative_slope", 0.01)?;
+        let ([gradient, x], _) = common_operands(c, ["grad_output", "self"])?;
+        c.formula([gradient, x], |[g, x]| x.gt(0.0).select(g, g * slope))
+    }),
+    row("aten.elu_backward", "select of exp", |c| {
+        let [alpha, scale, input_scale] =
+            [c.float_or("alpha", 1.0)?, c.float_or("scale", 1.0)?, c.float_or("input_scale", 1.0)?];
+        let is_result = c.bool_or("is_result", false)?;
+        let ([gradient, x], _) = common_operands(c, ["grad_output", "self_or_result"])?;
+        c.formula([gradient, x], |[g, x]| {
+            let slope = if is_result {
+                (x + alpha * scale) * input_scale
+            } else {
+                (x * input_scale).exp() * (alpha * scale * input_scale)
+            };
+            let positive = g * scale;
+            if is_result { x.le(0.0) } else { x.lt(0.0) }.select(g * slope, positive)
+        })
+    }),
+    row("aten.hardtanh_backward", "select", |c| {
+        let [low, high] = [c.float_or("min_val", -1.0)?, c.float_or("max_val", 1.0)?];
+        let ([gradient, x], _) = common_operands(c, ["grad_output", "self"])?;
+        c.formula([gradient, x], |[g, x]| (x.le(low) | x.ge(high)).select(0.0, g))
+    }),
+    row("aten.hardsigmoid_backward", "select", |c| {
+        let ([gradient, x], _) = common_operands(c, ["grad_output", "self"])?;
+        c.formula([gradient, x], |[g, x]| (x.gt(-3.0) & x.lt(3.0)).select(g * (1.0 / 6.0), g.constant(0.0)))
+    }),
+    row("aten.hardswish_backward", "select", |c| {
+        let ([gradient, x], _) = common_operands(c, ["grad_output", "self"])?;
+        c.formula([gradient, x], |[g, x]| {
+            let inside = g * (x * (1.0 / 3.0) + 0.5);
+            let below = x.le(-3.0).select(0.0, inside);
+            x.lt(3.0).select(below, g)
+        })
+    }),
+    row("aten.softplus_backward", "g * sigmoid(beta * x)", |c| {
+        let [beta, threshold] = [c.float_or("beta", 1.0)?, c.float_or("threshold", 20.0)?];
+        let ([gradient, x], _) = common_operands(c, ["grad_output", "self"])?;
+        c.formula([gradient, x], |[g, x]| {
+            let z = x * beta;
+            z.gt(threshold).select(g, g * z.sigmoid())
+        })
+    }),
     row("aten.silu_backward", "g * s * (1 + x * (1 - s))", |c| {
         let ([gradient, x], _) = common_operands(c, ["grad_output", "self"])?;
         c.formula([gradient, x], |[g, x]| {

@@ -129,7 +129,7 @@ pub(super) fn identity(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.first_tensor()
 }
 
-fn operands(c: &mut OpCall<'_, '_>) -> RuleResult<(CallOperand, CallOperand)> {
+pub(super) fn operands(c: &mut OpCall<'_, '_>) -> RuleResult<(CallOperand, CallOperand)> {
     let self_name = if c.get("self").is_some() { "self" } else { "input" };
     Ok((c.operand(self_name)?, c.operand("other")?))
 }
@@ -150,7 +150,10 @@ pub(super) fn formula(c: &mut OpCall<'_, '_>, f: impl for<'f> FnOnce(Term<'f>) -
 }
 
 /// A formula of the first operand as a float.
-fn float_formula(c: &mut OpCall<'_, '_>, f: impl for<'f> FnOnce(Term<'f>) -> Term<'f>) -> EmitResult {
+pub(super) fn float_formula(
+    c: &mut OpCall<'_, '_>,
+    f: impl for<'f> FnOnce(Term<'f>) -> Term<'f>,
+) -> EmitResult {
     let x = floating_first(c)?;
     c.formula([x], |[x]| f(x))
 }

@@ -4,36 +4,89 @@
 //! `ignore_index` is ignored.
 
 use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, unsupported_if};
-use symmc_ir::{BinaryOp, Op, ReductionKind, Scalar, ValueId};
+use symmc_ir::{BinaryOp, DType, Op, ReductionKind, Scalar, ValueId};
 
 use super::backward::common_operands;
+use super::functions::{optional_operand, times_log};
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleResult};
+use crate::lower::{EmitResult, RuleResult, Term};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row("aten.mse_loss", "sub, mul, mean", |c| {
-        let ([x, y], _) = common_operands(c, ["self", "target"])?;
-        let reduction = loss_reduction(c)?;
-        c.formula([x, y], |[x, y]| {
-            let squares = (x - y).square();
-            let axes: Vec<usize> = (0..squares.rank()).collect();
-            match reduction {
-                LossReduction::Each => squares,
-                LossReduction::Mean => squares.mean(&axes, false),
-                LossReduction::Sum => squares.sum(&axes, false),
-            }
+    row("aten.mse_loss", "sub, mul, mean", |c| pairwise_loss(c, |x, y| (x - y).square())),
+    row("aten.l1_loss", "sub, abs, mean", |c| pairwise_loss(c, |x, y| (x - y).abs())),
+    row("aten.smooth_l1_loss", "sub, abs, select, mean", |c| {
+        let beta = c.float_or("beta", 1.0)?;
+        pairwise_loss(c, |x, y| {
+            let distance = (x - y).abs();
+            let near = distance.square() * (0.5 / beta);
+            if beta == 0.0 { distance } else { distance.lt(beta).select(near, distance - 0.5 * beta) }
         })
+    }),
+    row("aten.huber_loss", "sub, abs, select, mean", |c| {
+        let delta = c.float_or("delta", 1.0)?;
+        pairwise_loss(c, |x, y| {
+            let distance = (x - y).abs();
+            let far = (distance - 0.5 * delta) * delta;
+            distance.le(delta).select(distance.square() * 0.5, far)
+        })
+    }),
+    row("aten.soft_margin_loss", "log1p of exp, mean", |c| {
+        let ([x, target], dtype) = common_operands(c, ["self", "target"])?;
+        let reduction = loss_reduction(c)?;
+        let power = c.formula([x, target], |[x, target]| (-(x * target)).exp())?;
+        // PyTorch has several kernels, and so rounds the exponential.
+        c.keep_rounding(power);
+        c.formula([power], |[power]| reduction.of(power.cast(DType::F64).log1p().cast(dtype)))
+    }),
+    row("aten.kl_div", "target * (log(target) - x), mean", |c| {
+        if c.bool_or("log_target", false)? {
+            pairwise_loss(c, |x, y| y.exp() * (y - x))
+        } else {
+            pairwise_loss(c, |x, y| times_log(y, y) - y * x)
+        }
+    }),
+    row("aten.poisson_nll_loss", "exp, log, mean", poisson_loss),
+    row("aten.binary_cross_entropy", "log, log1p, mean, in f64", binary_cross_entropy),
+    row("aten.binary_cross_entropy_with_logits", "log1p of exp, mean, in f64", cross_entropy_of_logits),
+    row("aten.margin_ranking_loss", "sub, max, mean", |c| {
+        let ([x, y, target], _) = common_operands(c, ["input1", "input2", "target"])?;
+        let margin = c.float_or("margin", 0.0)?;
+        let reduction = loss_reduction(c)?;
+        c.formula([x, y, target], |[x, y, target]| reduction.of((-target * (x - y) + margin).max(0.0)))
+    }),
+    row("aten.hinge_embedding_loss", "select, max, mean", |c| {
+        let margin = c.float_or("margin", 1.0)?;
+        pairwise_loss(c, |x, target| {
+            let apart = (margin - x).max(0.0);
+            let zero = x.constant(0.0);
+            target.ne(1.0).select(apart, zero) + target.ne(-1.0).select(x, zero)
+        })
+    }),
+    row("aten.mse_loss_backward", "g * 2 * (x - target)", |c| loss_gradient(c, |x, y| (x - y) * 2.0)),
+    row("aten.smooth_l1_loss_backward", "g * clamp((x - target) / beta)", |c| {
+        let beta = c.float_or("beta", 1.0)?;
+        loss_gradient(c, |x, y| {
+            let difference = x - y;
+            if beta == 0.0 { difference.sign() } else { (difference / beta).clamp(-1.0, 1.0) }
+        })
+    }),
+    row("aten.huber_loss_backward", "g * clamp(x - target)", |c| {
+        let delta = c.float_or("delta", 1.0)?;
+        loss_gradient(c, |x, y| (x - y).clamp(-delta, delta))
     }),
     row_of_results("aten.nll_loss aten.nll_loss_nd aten.nll_loss_forward", "gather, sum", nll),
     row_of_results("aten.cross_entropy_loss", "log_softmax, gather, sum", |c| {
-        unsupported_if!(c.float_or("label_smoothing", 0.0)? != 0.0, "label smoothing is not supported");
+        let smoothing = c.float_or("label_smoothing", 0.0)?;
         let [x, target] = c.tensors_named(["self", "target"])?;
-        unsupported_if!(c.dtype(target).is_float(), "targets that are probabilities are not supported");
         let axis = class_axis(c, x)?;
         let x = c.emit("log_softmax", Op::Softmax { axis, log: true }, &[x])?;
         // PyTorch has two kernels, and so rounds the logarithms.
         c.keep_rounding(x);
+        if c.dtype(target).is_float() {
+            return cross_entropy_of_probabilities(c, x, target, axis, smoothing);
+        }
+        unsupported_if!(smoothing != 0.0, "label smoothing of class indices is not supported");
         nll_from_log_probabilities(c, x)
     }),
     row("aten.nll_loss_backward", "scatter, mul", nll_backward),
@@ -45,6 +98,87 @@ enum LossReduction {
     Each,
     Mean,
     Sum,
+}
+
+impl LossReduction {
+    fn of(self, each: Term<'_>) -> Term<'_> {
+        let axes: Vec<usize> = (0..each.rank()).collect();
+        match self {
+            LossReduction::Each => each,
+            LossReduction::Mean => each.mean(&axes, false),
+            LossReduction::Sum => each.sum(&axes, false),
+        }
+    }
+}
+
+/// The reduced loss of each pair of elements.
+fn pairwise_loss(
+    c: &mut OpCall<'_, '_>,
+    each: impl for<'f> FnOnce(Term<'f>, Term<'f>) -> Term<'f>,
+) -> EmitResult {
+    let ([x, target], _) = common_operands(c, ["self", "target"])?;
+    let reduction = loss_reduction(c)?;
+    c.formula([x, target], |[x, target]| reduction.of(each(x, target)))
+}
+
+/// The gradient of a loss, whose derivative by `x` is given for each pair of elements.
+fn loss_gradient(
+    c: &mut OpCall<'_, '_>,
+    derivative: impl for<'f> FnOnce(Term<'f>, Term<'f>) -> Term<'f>,
+) -> EmitResult {
+    let ([gradient, x, target], dtype) = common_operands(c, ["grad_output", "self", "target"])?;
+    let is_mean = loss_reduction(c)? == LossReduction::Mean;
+    let count = c.emit_dim(&c.ty(x).numel(), dtype)?;
+    c.formula([gradient, x, target, count], |[gradient, x, target, count]| {
+        let gradient = if is_mean { gradient / count } else { gradient };
+        gradient * derivative(x, target)
+    })
+}
+
+fn poisson_loss(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let ([x, target], _) = common_operands(c, ["input", "target"])?;
+    let is_log = c.bool_or("log_input", true)?;
+    let is_full = c.bool_or("full", false)?;
+    let eps = c.float_or("eps", 1e-8)?;
+    let reduction = loss_reduction(c)?;
+    c.formula([x, target], |[x, target]| {
+        let loss = if is_log { x.exp() - target * x } else { x - target * (x + eps).log() };
+        // Stirling's approximation of the logarithm of the factorial.
+        let stirling = target * target.log() - target + (target * (2.0 * std::f64::consts::PI)).log() * 0.5;
+        let full = target.le(1.0).select(loss, loss + stirling);
+        reduction.of(if is_full { full } else { loss })
+    })
+}
+
+fn binary_cross_entropy(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let ([x, target], dtype) = common_operands(c, ["self", "target"])?;
+    let weight = optional_operand(c, "weight", dtype)?;
+    let reduction = loss_reduction(c)?;
+    c.formula([x, target], |[x, target]| {
+        // PyTorch bounds the logarithms.
+        let log = x.cast(DType::F64).log().max(-100.0);
+        let other = (-x.cast(DType::F64)).log1p().max(-100.0);
+        let target = target.cast(DType::F64);
+        let loss = ((target - 1.0) * other - target * log).cast(dtype);
+        reduction.of(weight.map_or(loss, |weight| loss * loss.term(weight)))
+    })
+}
+
+fn cross_entropy_of_logits(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let ([x, target], dtype) = common_operands(c, ["self", "target"])?;
+    let weight = optional_operand(c, "weight", dtype)?;
+    let positive = optional_operand(c, "pos_weight", dtype)?;
+    let reduction = loss_reduction(c)?;
+    c.formula([x, target], |[x, target]| {
+        let x = x.cast(DType::F64);
+        let target = target.cast(DType::F64);
+        let log_sigmoid = x.min(0.0) - (-x.abs()).exp().log1p();
+        let log_sigmoid = positive.map_or(log_sigmoid, |positive| {
+            log_sigmoid * ((x.term(positive).cast(DType::F64) - 1.0) * target + 1.0)
+        });
+        let loss = ((1.0 - target) * x - log_sigmoid).cast(dtype);
+        reduction.of(weight.map_or(loss, |weight| loss * loss.term(weight)))
+    })
 }
 
 fn loss_reduction(c: &OpCall<'_, '_>) -> RuleResult<LossReduction> {
@@ -64,20 +198,43 @@ fn class_axis(c: &OpCall<'_, '_>, x: ValueId) -> RuleResult<usize> {
     }
 }
 
-/// The class axis, the weights of the targets, and the classes. A weight is 1, or 0 for an ignored target, in
+/// The class axis, the weights of the targets, and the classes. A weight is that of its class, or 1, or 0 for an ignored target, in
 /// the dtype of the scores. The class of an ignored target is 0, and the classes have a class axis of extent
 /// 1.
 fn class_targets(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<(usize, ValueId, ValueId)> {
-    unsupported_if!(c.opt_tensor("weight")?.is_some(), "class weights are not supported");
     let axis = class_axis(c, x)?;
+    let weight = c.opt_tensor("weight")?;
     let target = c.tensor("target")?;
     let ignored = c.int_or("ignore_index", -100)?;
     let [counts, class] = c.formulas([target, x], |[target, x]| {
         let counts = target.ne(ignored);
-        let class = counts.select(target, 0).unsqueeze(axis);
-        [counts.cast(x.dtype()), class]
+        let index = counts.select(target, 0);
+        let weights = weight.map_or(counts.cast(x.dtype()), |weight| {
+            counts.select(x.term(weight).cast(x.dtype()).take(0, index), 0.0)
+        });
+        [weights, index.unsqueeze(axis)]
     })?;
     Ok((axis, counts, class))
+}
+
+/// The cross entropy of log-probabilities and the probabilities of the classes, which smoothing moves towards equal ones.
+fn cross_entropy_of_probabilities(
+    c: &mut OpCall<'_, '_>,
+    x: ValueId,
+    target: ValueId,
+    axis: usize,
+    smoothing: f64,
+) -> RuleResult {
+    unsupported_if!(c.opt_tensor("weight")?.is_some(), "class weights of probabilities are not supported");
+    c.ignore(&["ignore_index"]);
+    let reduction = loss_reduction(c)?;
+    let classes = c.emit_dim(&c.extent(x, axis), c.dtype(x))?;
+    let y = c.formula([x, target, classes], |[x, target, classes]| {
+        let smooth = target * (1.0 - smoothing) + smoothing / classes;
+        let target = if smoothing == 0.0 { target } else { smooth };
+        reduction.of(-(x * target).sum(&[axis], false))
+    })?;
+    c.set_only_result(y)
 }
 
 fn nll(c: &mut OpCall<'_, '_>) -> RuleResult {

@@ -17,6 +17,7 @@ mod embedding_bag;
 mod exchanges;
 mod facts;
 mod foreach;
+mod functions;
 mod index;
 mod linear;
 mod loss;
@@ -24,6 +25,7 @@ mod normalize;
 mod reduce;
 mod scatter;
 pub(crate) mod slicing;
+mod statistics;
 mod strided;
 mod triangular;
 mod views;
@@ -36,11 +38,13 @@ use crate::effects::bare_target;
 
 static RULE_TABLES: RuleTables<OpRule> = RuleTables::new(&[
     elementwise::RULE_ROWS,
+    functions::RULE_ROWS,
     activations::RULE_ROWS,
     linear::RULE_ROWS,
     normalize::RULE_ROWS,
     attention::RULE_ROWS,
     reduce::RULE_ROWS,
+    statistics::RULE_ROWS,
     views::RULE_ROWS,
     slicing::RULE_ROWS,
     index::RULE_ROWS,

@@ -1,6 +1,6 @@
 //! Softmax and normalization. They become single ops where the IR has them.
 
-use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if};
 use symmc_ir::{BinaryOp, DType, FloatAttribute, Op, ReductionKind, Scalar, ValueId};
 
 use super::reduce::cast_to_requested_dtype;
@@ -250,13 +250,8 @@ fn vector_norm(c: &mut OpCall<'_, '_>) -> EmitResult {
     let keep = c.bool_or("keepdim", false)?;
     let order = c.float_or(if c.get("p").is_some() { "p" } else { "ord" }, 2.0)?;
     let is_one_element = axes.iter().all(|&a| c.extent(x, a).as_const() == Some(1));
-    let has_formula = order == 1.0 || order == 2.0 || order == f64::INFINITY;
     // Squares may overflow where the element does not.
     let is_maximum = order == f64::INFINITY || is_one_element && order != 0.0;
-    unsupported_if!(!has_formula && !is_maximum, "the norm of order {order} is not supported");
-    c.formula([x], |[x]| match order {
-        _ if is_maximum => x.abs().reduce(ReductionKind::Max, &axes, keep),
-        1.0 => x.abs().sum(&axes, keep),
-        _ => x.square().sum(&axes, keep).sqrt(),
-    })
+    let order = if is_maximum { f64::INFINITY } else { order };
+    c.formula([x], |[x]| x.norm(order, &axes, keep))
 }

@@ -8,7 +8,7 @@ use symmc_ir::{
 use super::elementwise::to_truth_value;
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleResult};
+use crate::lower::{EmitResult, RuleResult, Term};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.sum", "sum", |c| reduce(c, ReductionKind::Sum)),
@@ -210,7 +210,7 @@ fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
 }
 
 /// Sets the results to the element of a tensor without axes, and its position 0.
-fn only_element(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult {
+pub(super) fn only_element(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult {
     let zero = c.full(Scalar::Int(0), DType::I64, vec![])?;
     c.set_results([x, zero])
 }
@@ -234,11 +234,9 @@ fn sort_with_positions(c: &mut OpCall<'_, '_>) -> RuleResult<(ValueId, ValueId)>
     Ok((outputs[0], outputs[1]))
 }
 
-/// The largest extent of an axis of a cumulative product. Each doubling is one more pass over the operand.
-const MAX_FACTORS: i64 = 1 << 24;
+/// The largest extent of an axis of a scan. Each doubling is one more pass over the operand.
+const MAX_SCANNED: i64 = 1 << 24;
 
-/// Cumulative products. Each pass multiplies an element by the product of the elements before it, twice as
-/// many as in the previous pass.
 fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let axis = c.axis("dim", c.rank(x))?;
@@ -251,33 +249,51 @@ fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
     if c.rank(x) == 0 {
         return Ok(x);
     }
-    let n = c.extent(x, axis);
-    let max_elements = c.dim_bounds(&n).1;
-    unsupported_if!(
-        max_elements > MAX_FACTORS,
-        "the axis may have {max_elements} elements, more than {MAX_FACTORS}"
-    );
     // PyTorch computes the intermediate products in a wider dtype.
     let wide = match dtype {
         DType::F32 => DType::F64,
         other if other.is_float() => other.compute_dtype(),
         other => other,
     };
-    let mut y = c.cast(x, wide)?;
-    let unit = c.full(Scalar::Int(1), wide, vec![])?;
+    let x = c.cast(x, wide)?;
+    let y = scan(c, x, axis, 1.0, |before, x| x * before)?;
+    c.cast(y, dtype)
+}
+
+/// Combines each element of an axis with all before it, by an associative function. Each pass combines an element with the
+/// result of the elements before it, twice as many as in the previous pass. The elements before the first are `unit`, or, without
+/// one, the first element, which an idempotent function needs.
+pub(super) fn scan(
+    c: &mut OpCall<'_, '_>,
+    x: ValueId,
+    axis: usize,
+    unit: impl Into<Option<f64>>,
+    combine: impl for<'f> Fn(Term<'f>, Term<'f>) -> Term<'f>,
+) -> EmitResult {
+    let unit = unit.into();
+    let n = c.extent(x, axis);
+    let max_elements = c.dim_bounds(&n).1;
+    unsupported_if!(
+        max_elements > MAX_SCANNED,
+        "the axis may have {max_elements} elements, more than {MAX_SCANNED}"
+    );
+    let mut y = x;
     let mut column = vec![Dim::from(1); c.rank(x) - axis];
     let mut distance = 1;
     while distance < max_elements {
         let from = c.iota(n.clone(), -distance, 1, DType::I64)?;
         column[0] = n.clone();
-        y = c.formula([y, from, unit], |[y, from, unit]| {
+        y = c.formula([y, from], |[y, from]| {
             let before = y.take(axis, from.max(0));
-            let is_there = from.ge(0).reshape(column.clone());
-            y * is_there.select(before, unit)
+            let before = match unit {
+                Some(unit) => from.ge(0).reshape(column.clone()).select(before, y.constant(unit)),
+                None => before,
+            };
+            combine(before, y)
         })?;
         distance *= 2;
     }
-    c.cast(y, dtype)
+    Ok(y)
 }
 
 /// The bounds of a histogram without given bounds: the smallest and the largest element, each moved by 1 if
