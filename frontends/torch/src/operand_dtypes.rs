@@ -27,6 +27,9 @@ enum DtypeRequirement {
     SameOrF32(&'static str, &'static [&'static str]),
     OneOf(&'static str, &'static [DType]),
     NoBool(&'static [&'static str]),
+    /// The dtype of the first argument is a float if one of these is, and no bool if one of these is none: it is that of the
+    /// result.
+    Holds(&'static str, &'static [&'static str]),
     /// At least one of these is neither integer nor bool.
     SomeFloat(&'static [&'static str]),
     /// These numbers fit into the dtype of the result.
@@ -50,7 +53,7 @@ enum Sign {
 
 use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8};
 use DtypeRequirement::{
-    Bounds, Exponent, Factor, Fits, FitsComputed, NoBool, OneOf, Same, SameOrF32, SomeFloat,
+    Bounds, Exponent, Factor, Fits, FitsComputed, Holds, NoBool, OneOf, Same, SameOrF32, SomeFloat,
 };
 
 const INDEX_DTYPES: &[DType] = &[I32, I64];
@@ -140,6 +143,12 @@ const REQUIREMENT_ROWS: &[(&str, &[DtypeRequirement])] = &[
         "aten.nll_loss_backward",
         &[OneOf("target", &[U8, I64]), Same(&["grad_output", "self", "weight", "total_weight"])],
     ),
+    ("aten.huber_loss aten.soft_margin_loss", &[Holds("self", &["target"])]),
+    ("aten.mse_loss_backward aten.smooth_l1_loss_backward", &[Holds("self", &["grad_output", "target"])]),
+    ("aten.huber_loss_backward", &[Same(&["self", "grad_output", "target"])]),
+    ("aten.binary_cross_entropy", &[Same(&["self", "target", "weight"])]),
+    ("aten.binary_cross_entropy_with_logits", &[OneOf("target", FLOAT_DTYPES)]),
+    ("aten.cdist aten._cdist_forward", &[Same(&["x1", "x2"]), OneOf("x1", FLOAT_DTYPES)]),
     ("aten._embedding_bag aten._embedding_bag_forward_only", BAG_REQUIREMENTS),
     ("aten._embedding_bag_backward", &[OneOf("grad", FLOAT_DTYPES), Same(&["grad", "per_sample_weights"])]),
 ];
@@ -182,6 +191,16 @@ impl DtypeRequirement {
                 let mut arguments = names.iter().flat_map(|name| argument_dtypes(call, name));
                 let (name, _) = arguments.find(|(_, actual)| *actual == Bool)?;
                 Some(format!("expected numbers as `{name}`, found bools, which cannot be subtracted"))
+            }
+            Holds(first, others) => {
+                let (_, dtype) = argument_dtypes(call, first).into_iter().next()?;
+                let mut arguments = others.iter().flat_map(|name| argument_dtypes(call, name));
+                let (name, actual) = arguments.find(|(_, actual)| {
+                    actual.is_float() && !dtype.is_float() || dtype == Bool && *actual != Bool
+                })?;
+                Some(format!(
+                    "expected `{name}` to have a dtype that {dtype}, that of `{first}`, holds, found {actual}"
+                ))
             }
             SomeFloat(names) => {
                 let arguments: Vec<(&str, DType)> =

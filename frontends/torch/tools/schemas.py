@@ -20,9 +20,12 @@ for module in (
     importlib.import_module(module)
 
 rows = set()
-for file in pathlib.Path(sys.argv[1]).glob("*.rs"):
+for file in pathlib.Path(sys.argv[1]).rglob("*.rs"):
     text = file.read_text()
-    rows |= set(re.findall(r'row\w*\(\s*"([^"]+)"', text)) | set(re.findall(r'"(aten\._foreach_\w+)" =>', text))
+    # A row names several ops, and its string may continue on the next line.
+    for names in re.findall(r'row\w*\(\s*"([^"]+)"', text):
+        rows |= set(names.replace("\\", " ").split())
+    rows |= set(re.findall(r'"(aten\._foreach_\w+)" =>', text))
 
 for schema in sorted(torch._C._jit_get_all_schemas(), key=str):
     op = schema.name.replace("::", ".")

@@ -47,7 +47,11 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.hardtanh_backward", "select", |c| {
         let [low, high] = [c.float_or("min_val", -1.0)?, c.float_or("max_val", 1.0)?];
         let ([gradient, x], _) = common_operands(c, ["grad_output", "self"])?;
-        c.formula([gradient, x], |[g, x]| (x.le(low) | x.ge(high)).select(0.0, g))
+        c.formula([gradient, x], |[g, x]| {
+            // The bounds are not rounded to the dtype.
+            let x = x.cast(x.dtype().compute_dtype());
+            (x.le(low) | x.ge(high)).select(0.0, g)
+        })
     }),
     row("aten.hardsigmoid_backward", "select", |c| {
         let ([gradient, x], _) = common_operands(c, ["grad_output", "self"])?;

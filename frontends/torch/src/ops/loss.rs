@@ -25,14 +25,17 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     }),
     row("aten.huber_loss", "sub, abs, select, mean", |c| {
         let delta = c.float_or("delta", 1.0)?;
-        pairwise_loss(c, |x, y| {
+        let result = c.dtype(c.tensor("self")?);
+        let y = pairwise_loss(c, |x, y| {
             let distance = (x - y).abs();
             let far = (distance - 0.5 * delta) * delta;
             distance.le(delta).select(distance.square() * 0.5, far)
-        })
+        })?;
+        c.cast(y, result)
     }),
     row("aten.soft_margin_loss", "log1p of exp, mean", |c| {
-        let ([x, target], dtype) = common_operands(c, ["self", "target"])?;
+        let ([x, target], _) = common_operands(c, ["self", "target"])?;
+        let dtype = c.dtype(c.tensor("self")?);
         let reduction = loss_reduction(c)?;
         let power = c.formula([x, target], |[x, target]| (-(x * target)).exp())?;
         // PyTorch has several kernels, and so rounds the exponential.
@@ -68,12 +71,19 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         let beta = c.float_or("beta", 1.0)?;
         loss_gradient(c, |x, y| {
             let difference = x - y;
-            if beta == 0.0 { difference.sign() } else { (difference / beta).clamp(-1.0, 1.0) }
+            let one = x.constant(1.0);
+            let near = if beta == 1.0 { difference } else { difference / beta };
+            let not_above = difference.ge(beta).select(one, near);
+            difference.le(-beta).select(-one, not_above)
         })
     }),
     row("aten.huber_loss_backward", "g * clamp(x - target)", |c| {
         let delta = c.float_or("delta", 1.0)?;
-        loss_gradient(c, |x, y| (x - y).clamp(-delta, delta))
+        loss_gradient(c, |x, y| {
+            let difference = x - y;
+            let not_above = difference.ge(delta).select(delta, difference);
+            difference.le(-delta).select(-delta, not_above)
+        })
     }),
     row_of_results("aten.nll_loss aten.nll_loss_nd aten.nll_loss_forward", "gather, sum", nll),
     row_of_results("aten.cross_entropy_loss", "log_softmax, gather, sum", |c| {
@@ -128,10 +138,11 @@ fn loss_gradient(
 ) -> EmitResult {
     let ([gradient, x, target], dtype) = common_operands(c, ["grad_output", "self", "target"])?;
     let is_mean = loss_reduction(c)? == LossReduction::Mean;
-    let count = c.emit_dim(&c.ty(x).numel(), dtype)?;
-    c.formula([gradient, x, target, count], |[gradient, x, target, count]| {
-        let gradient = if is_mean { gradient / count } else { gradient };
-        gradient * derivative(x, target)
+    let result = c.dtype(c.tensor("self")?);
+    let count = if is_mean { Some(c.emit_dim(&c.ty(x).numel(), dtype)?) } else { None };
+    c.formula([gradient, x, target], |[gradient, x, target]| {
+        let gradient = count.map_or(gradient, |count| gradient / gradient.term(count));
+        (gradient * derivative(x, target)).cast(result)
     })
 }
 
@@ -165,7 +176,8 @@ fn binary_cross_entropy(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn cross_entropy_of_logits(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let ([x, target], dtype) = common_operands(c, ["self", "target"])?;
+    let [x, target] = c.tensors_named(["self", "target"])?;
+    let dtype = c.dtype(target);
     let weight = optional_operand(c, "weight", dtype)?;
     let positive = optional_operand(c, "pos_weight", dtype)?;
     let reduction = loss_reduction(c)?;

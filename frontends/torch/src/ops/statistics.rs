@@ -87,15 +87,26 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         let ([x, y], _) = common_operands(c, ["x1", "x2"])?;
         let axis = c.axis_or("dim", 1, c.rank(x).max(c.rank(y)))?;
         let eps = c.float_or("eps", 1e-8)?;
-        c.formula([x, y], |[x, y]| {
-            let product = x * y;
-            let shape = product.shape();
-            let [x, y] = [x, y].map(|x| {
-                let x = x.expand(shape.clone());
-                x / x.square().sum(&[axis], true).sqrt().max(eps)
-            });
-            (x * y).sum(&[axis], false)
-        })
+        // PyTorch has several kernels, each of which rounds.
+        let rounded = |c: &mut OpCall<'_, '_>, value| {
+            c.keep_rounding(value);
+            value
+        };
+        let shape = {
+            let product = c.binary(BinaryOp::Mul, x, y)?;
+            c.shape(product)
+        };
+        let mut units = [x, y];
+        for unit in &mut units {
+            *unit = c.expand(*unit, shape.clone())?;
+            let norm = c.formula([*unit], |[x]| x.norm(2.0, &[axis], true).max(eps))?;
+            let norm = rounded(c, norm);
+            let ratio = c.binary(BinaryOp::Div, *unit, norm)?;
+            *unit = rounded(c, ratio);
+        }
+        let product = c.binary(BinaryOp::Mul, units[0], units[1])?;
+        let product = rounded(c, product);
+        c.formula([product], |[product]| product.sum(&[axis], false))
     }),
     row("aten.cdist aten._cdist_forward", "sub, abs, pow, sum", |c| {
         // The mode chooses between this form and one with a product, which cancels.

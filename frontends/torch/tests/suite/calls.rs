@@ -58,7 +58,8 @@ fn arguments_left_out_mean_what_they_mean_in_pytorch() {
 }
 
 /// Operators that PyTorch computes by several kernels, each of which rounds.
-const ROUNDED_BETWEEN: [&str; 2] = ["aten.cross_entropy_loss", "aten.div"];
+const ROUNDED_BETWEEN: [&str; 4] =
+    ["aten.cosine_similarity", "aten.cross_entropy_loss", "aten.div", "aten.soft_margin_loss"];
 
 /// The op that reads a value which another op has rounded to a narrower dtype than it computes in.
 fn find_intermediate_rounding(graph: &Graph) -> Option<String> {

@@ -234,7 +234,7 @@ fn every_rule_takes_odd_arguments_or_refuses_them() {
     assert!(lines.len() > 400, "{}", lines.len());
     let mut failures = Vec::new();
     let (mut imported, mut refused, mut never) = (0, 0, 0);
-    for line in lines {
+    for line in &lines {
         let mut rng = RandomNumbers(line.bytes().fold(7, |h, b| h * 31 % 1_000_003 + u64::from(b)));
         let mut ever = false;
         for _ in 0..CALLS_PER_SCHEMA {
@@ -257,7 +257,7 @@ fn every_rule_takes_odd_arguments_or_refuses_them() {
     }
     // The test is only meaningful if enough calls are valid.
     assert!(
-        imported > refused && never < 60,
+        imported > refused && never * 9 < lines.len(),
         "{imported} imported, {refused} refused, {never} ops never imported"
     );
     failures.sort();
