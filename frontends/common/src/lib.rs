@@ -5,6 +5,7 @@
 //! symbols of a program with their expressions.
 
 pub mod compositions;
+pub mod convolution;
 pub mod declared;
 pub mod einsum;
 pub mod emit;
@@ -12,11 +13,13 @@ pub mod failure;
 pub mod formula;
 pub mod functions;
 pub mod fuzz;
+pub mod pooling;
 pub mod ranges;
 pub mod requirement;
 pub mod rule;
 pub mod sizes;
 pub mod sympy;
+pub mod windows;
 
 pub use compositions::Compositions;
 pub use emit::Emit;
