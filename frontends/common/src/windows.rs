@@ -81,17 +81,18 @@ impl WindowAxis {
             - self.padding()
     }
 
-    /// Pads an axis of this extent so that there is a window for every `stride` elements. If the padding is odd,
-    /// the additional element is after the axis, or else before it.
-    pub fn pad_to_same_count(&mut self, extent: &Dim, is_more_after: bool) {
+    /// The padding of an axis of this extent with which there is a window for every `stride` elements. It is negative
+    /// if the windows leave out elements at the end.
+    pub fn same_count_padding(&self, extent: &Dim) -> Dim {
         let stride = Dim::from(self.stride);
         let count = (extent.clone() + stride.clone() - Dim::from(1)).floor_div(&stride);
-        let total = (count - Dim::from(1)) * stride + Dim::from(self.span()) - extent.clone();
-        self.pad_by_total(total.max_with(&0.into()), is_more_after);
+        (count - Dim::from(1)) * stride + Dim::from(self.span()) - extent.clone()
     }
 
-    /// Distributes a padding to both sides.
-    pub fn pad_by_total(&mut self, total: Dim, is_more_after: bool) {
+    /// Distributes a padding to both sides. A negative one counts as 0. If it is odd, the additional element is after
+    /// the axis, or else before it.
+    pub fn pad_by_total<C: Emit>(&mut self, c: &C, total: Dim, is_more_after: bool) {
+        let total = if c.dim_bounds(&total).0 < 0 { total.max_with(&0.into()) } else { total };
         let less = total.floor_div(&2.into());
         let more = total - less.clone();
         (self.padding_before, self.padding_after) = if is_more_after { (less, more) } else { (more, less) };
@@ -138,9 +139,9 @@ impl WindowAxis {
             last_window = last_window.min_with(&(n - 1).div_euclid(self.stride).into());
         }
         match (last_window.as_const(), padded.as_const()) {
-            (Some(..=0), Some(padded)) if self.dilation == 1 => {
-                self.kernel = self.kernel.min(padded);
-                self.stride = self.kernel.max(1);
+            (Some(..=0), Some(padded)) if self.dilation == 1 && self.kernel > padded => {
+                self.kernel = padded;
+                self.stride = padded.max(1);
             }
             _ => {
                 let beyond = last_window * stride + span - padded;
@@ -214,7 +215,7 @@ impl WindowGeometry {
         }
         let low: Vec<Dim> = self.axes.iter().map(|axis| axis.padding_before.clone()).collect();
         let x = pad_axes(c, x, &low, extents, around)?;
-        if self.is_tiling() { self.tiles(c, x, &counts) } else { self.pieces(c, x, &counts) }
+        if self.is_tiling() { self.tiles(c, x, &counts) } else { self.pieces(c, x, &counts, false) }
     }
 
     /// The columns of adjacent windows.
@@ -239,18 +240,25 @@ impl WindowGeometry {
         c.reshape(x, shape)
     }
 
-    /// The columns of a padded operand, as a slice for each element of the kernel.
-    fn pieces<C: Emit>(&self, c: &mut C, x: ValueId, counts: &[Dim]) -> RuleResult<ValueId, C::Error> {
-        if self.elements() > MAX_SLICES {
-            return self.indexed_pieces(c, x, counts);
+    /// The columns of a padded operand, as a slice for each element of the kernel. The elements of the kernel may be
+    /// in reverse order.
+    fn pieces<C: Emit>(
+        &self,
+        c: &mut C,
+        x: ValueId,
+        counts: &[Dim],
+        is_reversed: bool,
+    ) -> RuleResult<ValueId, C::Error> {
+        let last = self.elements() - 1;
+        if last >= MAX_SLICES {
+            return self.indexed_pieces(c, x, counts, is_reversed);
         }
         let mut slices = Vec::new();
-        for element in 0..self.elements() {
+        for element in 0..=last {
+            let offsets = self.offsets(if is_reversed { last - element } else { element });
             let mut piece = x;
-            for (i, (offset, (axis, count))) in
-                self.offsets(element).into_iter().zip(self.axes.iter().zip(counts)).enumerate().rev()
-            {
-                piece = c.slice(piece, i + 2, offset.into(), count.clone(), axis.stride)?;
+            for (i, axis) in self.axes.iter().enumerate().rev() {
+                piece = c.slice(piece, i + 2, offsets[i].into(), counts[i].clone(), axis.stride)?;
             }
             slices.push(c.unsqueeze(piece, 1)?);
         }
@@ -263,14 +271,17 @@ impl WindowGeometry {
         c: &mut C,
         x: ValueId,
         counts: &[Dim],
+        is_reversed: bool,
     ) -> RuleResult<ValueId, C::Error> {
         let n = counts.len();
         let mut y = x;
         for (i, (axis, count)) in self.axes.iter().zip(counts).enumerate() {
-            let first = c.iota(count.clone(), 0, axis.stride, DType::I64)?;
-            let offset = c.iota(axis.kernel.into(), 0, axis.dilation, DType::I64)?;
-            y = c.formula([y, first, offset], |[y, first, offset]| {
-                y.take(2 + 2 * i, offset.unsqueeze(1) + first)
+            let begin = c.iota(count.clone(), 0, axis.stride, DType::I64)?;
+            let (first, step) =
+                if is_reversed { (axis.span() - 1, -axis.dilation) } else { (0, axis.dilation) };
+            let offset = c.iota(axis.kernel.into(), first, step, DType::I64)?;
+            y = c.formula([y, begin, offset], |[y, begin, offset]| {
+                y.take(2 + 2 * i, offset.unsqueeze(1) + begin)
             })?;
         }
         let elements = (0..n).map(|i| 2 + 2 * i);
@@ -301,8 +312,6 @@ impl WindowGeometry {
         x: ValueId,
         to: &[Dim],
     ) -> RuleResult<ValueId, C::Error> {
-        let count = self.elements();
-        unsupported_if!(count > MAX_SLICES, "the kernel has {count} elements, more than {MAX_SLICES}");
         let mut x = x;
         let mut low = Vec::new();
         let mut extents = Vec::new();
@@ -317,15 +326,9 @@ impl WindowGeometry {
             extents.push(extent);
         }
         let x = pad_axes(c, x, &low, extents, Scalar::Int(0))?;
-        let mut slices = Vec::new();
-        for element in (0..count).rev() {
-            let mut piece = x;
-            for (i, (offset, to)) in self.offsets(element).into_iter().zip(to).enumerate().rev() {
-                piece = c.slice(piece, i + 2, offset.into(), to.clone(), 1)?;
-            }
-            slices.push(c.unsqueeze(piece, 1)?);
-        }
-        c.concat(&slices, 1)
+        let mut dense = self.clone();
+        dense.axes.iter_mut().for_each(|axis| axis.stride = 1);
+        dense.pieces(c, x, to, true)
     }
 
     /// The transpose of [`WindowGeometry::columns`] for an operand of the extents `to`: each of its elements is
