@@ -1,6 +1,6 @@
 //! Normalization of the channels of `[batch, channels, ...]`.
 
-use symmc_ir::{DType, Dim, FloatAttribute, Op, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, ValueId};
 
 use crate::emit::{Emit, extent_product};
 use crate::failure::RuleResult;
@@ -79,4 +79,57 @@ pub fn instance_norm<C: Emit>(
     let y = c.emit("layer_norm", Op::LayerNorm { axes: 1, eps: FloatAttribute(eps) }, &[flat])?;
     let y = c.reshape(y, shape.clone())?;
     c.formula([y], |[y]| scale_and_shift(y, [weight, bias], &shape).cast(dtype))
+}
+
+/// The statistics after a step of training: `old * (1 - momentum) + new * momentum`, in the dtype of `old`.
+pub fn updated_statistic<C: Emit>(
+    c: &mut C,
+    old: ValueId,
+    new: ValueId,
+    momentum: f64,
+) -> RuleResult<ValueId, C::Error> {
+    c.formula([old, new], |[old, new]| {
+        (old.cast(new.dtype()) * (1.0 - momentum) + new * momentum).cast(old.dtype())
+    })
+}
+
+/// The variance of a sample of `n` elements, from the variance of these elements.
+pub fn unbiased_variance<C: Emit>(c: &mut C, variance: ValueId, n: &Dim) -> RuleResult<ValueId, C::Error> {
+    let less = (n.clone() - Dim::from(1)).max_with(&0.into());
+    c.formula([variance], |[v]| v.binary_dim(BinaryOp::Mul, n).binary_dim(BinaryOp::Div, &less))
+}
+
+/// The gradients of the operand, the weight and the bias of [`normalize_channels`]. If the moments are those of the
+/// operand, they depend on it.
+pub fn channel_norm_gradients<C: Emit>(
+    c: &mut C,
+    gradient: ValueId,
+    x: ValueId,
+    [mean, scale]: [ValueId; 2],
+    weight: Option<ValueId>,
+    has_own_moments: bool,
+) -> RuleResult<[ValueId; 3], C::Error> {
+    let shape = c.shape(x);
+    let dtype = c.dtype(x);
+    let axes = axes_of_channels(shape.len());
+    let numel = channel_numel(&shape);
+    c.formulas([gradient, x, mean, scale], |[g, x, mean, scale]| {
+        let wide = dtype.compute_dtype();
+        let g = g.cast(wide);
+        let scale = per_channel(scale, wide, &shape);
+        let normal = (x.cast(wide) - per_channel(mean, wide, &shape)) * scale;
+        let sum = g.sum(&axes, true);
+        let dot = (g * normal).sum(&axes, true);
+        let inner = if has_own_moments {
+            let mean_sum = sum.binary_dim(BinaryOp::Div, &numel);
+            let mean_dot = dot.binary_dim(BinaryOp::Div, &numel);
+            g - mean_sum - normal * mean_dot
+        } else {
+            g
+        };
+        let y = inner * scale;
+        let y = weight.map_or(y, |w| y * per_channel(y.term(w), wide, &shape));
+        let vector = vec![shape.get(1).cloned().unwrap_or(1.into())];
+        [y.cast(dtype), dot.reshape(vector.clone()), sum.reshape(vector)]
+    })
 }

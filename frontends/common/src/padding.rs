@@ -5,7 +5,7 @@ use symmc_ir::{BinaryOp, Dim, Op, Scalar, TensorType, ValueId};
 use crate::emit::Emit;
 use crate::failure::RuleResult;
 use crate::formula::EmitFormulas;
-use crate::unsupported;
+use crate::{invalid_if, unsupported};
 
 /// The elements that surround an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,8 @@ pub fn pad_with_number<C: Emit>(
     c.emit_as("pad", op, &[x], TensorType::new(dtype, shape))
 }
 
-/// Pads axes with elements of the operand, one after the other. Elements are removed before others are added.
+/// Pads axes with elements of the operand, one after the other. Elements are removed before others are added, except
+/// that the elements at the borders stay known.
 pub fn pad_with_elements<C: Emit>(
     c: &mut C,
     x: ValueId,
@@ -57,7 +58,13 @@ pub fn pad_with_elements<C: Emit>(
 ) -> RuleResult<ValueId, C::Error> {
     let mut y = x;
     let mut added = Vec::new();
-    for AxisPadding { axis, before, after } in paddings {
+    for padding in paddings {
+        let AxisPadding { axis, before, after } = padding;
+        if mode == PaddingMode::Edge {
+            c.require_cropped(&c.extent(y, *axis), before, after)?;
+            added.push(padding.clone());
+            continue;
+        }
         let (start, before) = removed_and_added(c, before)?;
         let (end, after) = removed_and_added(c, after)?;
         let len = c.extent(y, *axis) - start.clone() - end.clone();
@@ -90,21 +97,55 @@ fn pad_axis<C: Emit>(
     if before.as_const() == Some(0) && after.as_const() == Some(0) {
         return Ok(x);
     }
+    let index = padded_index(c, &n, before, after, mode)?;
+    c.emit("take", Op::Take { axis: *axis }, &[x, index])
+}
+
+/// The positions of the elements of a padded axis of extent `n`.
+fn padded_index<C: Emit>(
+    c: &mut C,
+    n: &Dim,
+    before: &Dim,
+    after: &Dim,
+    mode: PaddingMode,
+) -> RuleResult<ValueId, C::Error> {
     let last = n.clone() - Dim::from(1);
-    let positions =
-        c.emit_positions(&(Dim::from(0) - before.clone()), 1, n.clone() + before.clone() + after.clone())?;
-    c.formula([x, positions], |[x, positions]| {
-        let index = match mode {
-            PaddingMode::Edge => positions.max(0).binary_dim(BinaryOp::Min, &last),
-            PaddingMode::Wrap => positions.binary_dim(BinaryOp::Rem, &n),
-            PaddingMode::Reflect => {
-                // An axis of one element is its own reflection.
-                let period = Dim::from(2) * last;
-                let within = positions.binary_dim(BinaryOp::Rem, &period.max_with(&1.into()));
-                let reflected = (-within).binary_dim(BinaryOp::Add, &period);
-                within.min(reflected)
-            }
-        };
-        x.take(*axis, index)
+    let count = n.clone() + before.clone() + after.clone();
+    let positions = c.emit_positions(&(Dim::from(0) - before.clone()), 1, count)?;
+    c.formula([positions], |[positions]| match mode {
+        PaddingMode::Edge => positions.max(0).binary_dim(BinaryOp::Min, &last),
+        PaddingMode::Wrap => positions.binary_dim(BinaryOp::Rem, n),
+        PaddingMode::Reflect => {
+            // An axis of one element is its own reflection.
+            let period = Dim::from(2) * last;
+            let within = positions.binary_dim(BinaryOp::Rem, &period.max_with(&1.into()));
+            let reflected = (-within).binary_dim(BinaryOp::Add, &period);
+            within.min(reflected)
+        }
     })
+}
+
+/// The gradient of an operand of the shape `to` of [`pad_with_elements`], whose paddings are not negative.
+pub fn padding_gradient<C: Emit>(
+    c: &mut C,
+    gradient: ValueId,
+    to: &[Dim],
+    paddings: &[AxisPadding],
+    mode: PaddingMode,
+) -> RuleResult<ValueId, C::Error> {
+    let dtype = c.dtype(gradient);
+    let rank = c.rank(gradient);
+    invalid_if!(rank != to.len(), "expected {} axes of the gradient, found {rank}", to.len());
+    let mut y = c.cast(gradient, dtype.compute_dtype())?;
+    for AxisPadding { axis, before, after } in paddings {
+        if c.dim_bounds(before).0 < 0 || c.dim_bounds(after).0 < 0 {
+            return unsupported!("gradients of negative paddings are not supported");
+        }
+        let index = padded_index(c, &to[*axis], before, after, mode)?;
+        let mut shape = c.shape(y);
+        shape[*axis] = to[*axis].clone();
+        let zeros = c.full(Scalar::Int(0), c.dtype(y), shape)?;
+        y = c.emit("index_put", Op::IndexPut { axis: *axis, accumulate: true }, &[zeros, y, index])?;
+    }
+    c.cast(y, dtype)
 }

@@ -5,8 +5,9 @@ use symmc_ir::{ArgOp, BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, S
 use crate::emit::{Emit, extent_product};
 use crate::failure::RuleResult;
 use crate::formula::EmitFormulas;
+use crate::resampling::multiply_axis;
 use crate::windows::WindowGeometry;
-use crate::{invalid, unsupported_if};
+use crate::{invalid, invalid_if, unsupported, unsupported_if};
 
 /// The number by which the sum of the elements of a window is divided.
 #[derive(Clone, Copy, Debug)]
@@ -179,6 +180,149 @@ pub struct MaxPool {
     extents: Vec<Dim>,
     /// The numbers of windows.
     counts: Vec<Dim>,
+}
+
+/// The means of an axis in this number of parts of about equal length. Parts overlap where the number does not
+/// divide the extent.
+fn average_parts<C: Emit>(c: &mut C, x: ValueId, axis: usize, count: &Dim) -> RuleResult<ValueId, C::Error> {
+    let n = c.extent(x, axis);
+    if let Some(each) = n.exact_div(count) {
+        let mut shape = c.shape(x);
+        shape.splice(axis..=axis, [count.clone(), each]);
+        let parts = c.reshape(x, shape)?;
+        return c.reduce(ReductionKind::Mean, parts, vec![axis + 1], false);
+    }
+    let matrix = part_matrix(c, &n, count, c.dtype(x))?;
+    let matrix = c.transposed(matrix)?;
+    multiply_axis(c, x, axis, matrix)
+}
+
+/// The first position of each of `count` parts of an axis, and the position after the last.
+fn part_bounds<C: Emit>(c: &mut C, n: &Dim, count: &Dim) -> RuleResult<[ValueId; 2], C::Error> {
+    let part = c.iota(count.clone(), 0, 1, DType::I64)?;
+    c.formulas([part], |[part]| {
+        let start = part.binary_dim(BinaryOp::Mul, n).binary_dim(BinaryOp::FloorDiv, count);
+        let past = (part + 1)
+            .binary_dim(BinaryOp::Mul, n)
+            .binary_dim(BinaryOp::Add, &(count.clone() - Dim::from(1)));
+        [start, past.binary_dim(BinaryOp::FloorDiv, count)]
+    })
+}
+
+/// The weight of each element of an axis for the mean of each part.
+fn part_matrix<C: Emit>(c: &mut C, n: &Dim, count: &Dim, dtype: DType) -> RuleResult<ValueId, C::Error> {
+    let [start, end] = part_bounds(c, n, count)?;
+    let positions = c.iota(n.clone(), 0, 1, DType::I64)?;
+    c.formula([start, end, positions], |[start, end, positions]| {
+        let is_inside = start.unsqueeze(1).le(positions) & end.unsqueeze(1).gt(positions);
+        is_inside.cast(dtype) / (end - start).unsqueeze(1).cast(dtype)
+    })
+}
+
+/// The means of the last axes in these numbers of parts.
+pub fn adaptive_average_pool<C: Emit>(
+    c: &mut C,
+    x: ValueId,
+    counts: &[Dim],
+) -> RuleResult<ValueId, C::Error> {
+    let dtype = c.dtype(x);
+    let first = c.rank(x).saturating_sub(counts.len());
+    let mut y = c.cast(x, dtype.compute_dtype())?;
+    for (i, count) in counts.iter().enumerate() {
+        y = average_parts(c, y, first + i, count)?;
+    }
+    c.cast(y, dtype)
+}
+
+/// The gradient of an operand of this shape of [`adaptive_average_pool`].
+pub fn adaptive_average_pool_gradient<C: Emit>(
+    c: &mut C,
+    gradient: ValueId,
+    to: &[Dim],
+    n: usize,
+) -> RuleResult<ValueId, C::Error> {
+    let dtype = c.dtype(gradient);
+    let rank = c.rank(gradient);
+    invalid_if!(rank != to.len(), "expected {} axes of the gradient, found {rank}", to.len());
+    let mut y = c.cast(gradient, dtype.compute_dtype())?;
+    for (axis, extent) in to.iter().enumerate().skip(to.len().saturating_sub(n)) {
+        let count = c.extent(y, axis);
+        y = match extent.exact_div(&count) {
+            Some(each) => {
+                let mut shape = c.shape(y);
+                let y = c.unsqueeze(y, axis + 1)?;
+                let mut wide = c.shape(y);
+                wide[axis + 1] = each.clone();
+                shape[axis] = extent.clone();
+                c.formula([y], |[y]| y.binary_dim(BinaryOp::Div, &each).expand(wide).reshape(shape))?
+            }
+            None => {
+                let matrix = part_matrix(c, extent, &count, c.dtype(y))?;
+                multiply_axis(c, y, axis, matrix)?
+            }
+        };
+    }
+    c.cast(y, dtype)
+}
+
+/// The largest elements of the last axes in these numbers of parts, and their positions in the plane of these axes.
+pub fn adaptive_max_pool<C: Emit>(
+    c: &mut C,
+    x: ValueId,
+    counts: &[i64],
+) -> RuleResult<[ValueId; 2], C::Error> {
+    let n = counts.len();
+    let shape = c.shape(x);
+    let flat = flatten_to_one_channel(c, x, n)?;
+    let extents = c.shape(flat).split_off(2);
+    let Some(extents) = extents.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>() else {
+        return unsupported!("the operand has symbolic extents");
+    };
+    invalid_if!(
+        extents.iter().chain(counts).any(|&extent| !(1..1 << 31).contains(&extent)),
+        "expected axes and sizes of at least 1, found {extents:?} and {counts:?}"
+    );
+    // All parts have the length of the longest. Elements after the end of a part repeat its last one.
+    let lengths = extents.iter().zip(counts).map(|(&extent, &count)| {
+        let length = |i: i64| ((i + 1) * extent + count - 1) / count - i * extent / count;
+        (0..count).map(length).max().unwrap_or(1)
+    });
+    let lengths: Vec<i64> = lengths.collect();
+    let mut y = flat;
+    let mut bounds = Vec::new();
+    for (i, (&extent, &count)) in extents.iter().zip(counts).enumerate() {
+        let [start, end] = part_bounds(c, &extent.into(), &count.into())?;
+        let step = c.iota(lengths[i].into(), 0, 1, DType::I64)?;
+        y = c.formula([y, start, end, step], |[y, start, end, step]| {
+            let index = (start.unsqueeze(1) + step).min(end.unsqueeze(1) - 1);
+            y.take(2 + 2 * i, index)
+        })?;
+        bounds.push([start, end]);
+    }
+    let places = (0..n).map(|i| 2 + 2 * i);
+    let elements = (0..n).map(|i| 3 + 2 * i);
+    let y = c.permute(y, [0, 1].into_iter().chain(places).chain(elements).collect())?;
+    let mut columns = c.shape(y);
+    columns.truncate(2 + n);
+    columns.push(lengths.iter().product::<i64>().into());
+    let columns = c.reshape(y, columns)?;
+    let largest = c.reduce(ReductionKind::Max, columns, vec![2 + n], false)?;
+    let element = c.arg_reduce(ArgOp::Max, columns, 2 + n, false)?;
+    let mut position = c.full(Scalar::Int(0), DType::I64, vec![])?;
+    for (i, [start, end]) in bounds.into_iter().enumerate() {
+        let inner: i64 = lengths.iter().skip(i + 1).product();
+        let mut column = vec![Dim::from(1); n - i];
+        column[0] = counts[i].into();
+        position = c.formula([position, element, start, end], |[position, element, start, end]| {
+            let within = element.floor_div(inner) % lengths[i];
+            let coordinate = (within + start.reshape(column.clone())).min(end.reshape(column) - 1);
+            position * extents[i] + coordinate
+        })?;
+    }
+    let mut result = shape;
+    result.truncate(result.len() - n);
+    result.extend(counts.iter().map(|&count| Dim::from(count)));
+    Ok([c.reshape(largest, result.clone())?, c.reshape(position, result)?])
 }
 
 /// The gradient of an operand of this shape whose elements at `places` were chosen. The places are positions in

@@ -3,7 +3,7 @@
 //! Each element of the result has a *coordinate* on the axis of the operand, and is a weighted sum of the elements
 //! near it, the *taps*. Axes are resampled one after the other.
 
-use symmc_ir::{BinaryOp, DType, Dim, ReductionKind, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, ReductionKind, Scalar, ValueId};
 
 use crate::emit::Emit;
 use crate::failure::RuleResult;
@@ -72,13 +72,16 @@ pub struct Resampling {
     pub filter: ResamplingFilter,
     /// Whether elements outside the operand have the weight 0. By default they equal the element at the border.
     pub excludes_outside: bool,
+    /// Whether the filter is stretched where the result has fewer elements than the operand, so that all of these
+    /// contribute. Elements outside the operand then have the weight 0.
+    pub antialias: bool,
     /// The value of elements whose coordinates are outside the operand, if it is not that of the filter.
     pub extrapolation: Option<f64>,
 }
 
 impl Resampling {
     pub fn new(filter: ResamplingFilter) -> Self {
-        Resampling { filter, excludes_outside: false, extrapolation: None }
+        Resampling { filter, excludes_outside: false, antialias: false, extrapolation: None }
     }
 }
 
@@ -171,6 +174,40 @@ impl AxisResampling {
                 c.binary(BinaryOp::Mul, x, step)
             }
         }
+    }
+
+    /// The weight of each element of an axis for each element of the result, by a filter that covers all elements
+    /// between neighbouring coordinates.
+    fn stretched_matrix<C: Emit>(
+        &self,
+        c: &mut C,
+        coordinates: ValueId,
+        extent: &Dim,
+        filter: ResamplingFilter,
+    ) -> RuleResult<ValueId, C::Error> {
+        let dtype = c.dtype(coordinates);
+        let one = c.full(Scalar::Int(1), dtype, vec![])?;
+        let step = match self.transform {
+            CoordinateTransform::AlignCorners => {
+                let distance = (self.count.clone() - Dim::from(1)).max_with(&1.into());
+                ratio(c, &(extent.clone() - Dim::from(1)), &distance, dtype)?
+            }
+            _ => self.multiply_by_step(c, one, extent)?,
+        };
+        let positions = c.iota(extent.clone(), 0, 1, DType::I64)?;
+        c.formula([coordinates, positions, step, one], |[x, positions, step, one]| {
+            let distance = (positions.cast(dtype) - x.unsqueeze(1)).abs() / step.max(one);
+            let weights = match filter {
+                ResamplingFilter::Cubic(a) => {
+                    let near = near_weight(distance, a);
+                    let far = far_weight(distance, a);
+                    let far = distance.lt(2.0).select(far, 0.0);
+                    distance.le(1.0).select(near, far)
+                }
+                _ => (1.0 - distance).relu(),
+            };
+            weights / weights.sum(&[1], true)
+        })
     }
 
     /// The taps on an axis of this extent.
@@ -305,8 +342,14 @@ pub fn resample<C: Emit>(
             })?;
             outside.push((axis.axis, is_outside));
         }
-        let taps = axis.taps(c, coordinates, &extent, resampling)?;
-        y = sum_of_taps(c, y, axis.axis, &taps)?;
+        y = if resampling.antialias && !is_nearest {
+            let matrix = axis.stretched_matrix(c, coordinates, &extent, resampling.filter)?;
+            let matrix = c.transposed(matrix)?;
+            multiply_axis(c, y, axis.axis, matrix)?
+        } else {
+            let taps = axis.taps(c, coordinates, &extent, resampling)?;
+            sum_of_taps(c, y, axis.axis, &taps)?
+        };
     }
     if let Some(value) = resampling.extrapolation {
         for (axis, is_outside) in outside {
@@ -376,16 +419,33 @@ pub fn resample_gradient<C: Emit>(
             continue;
         }
         let coordinates = axis.coordinates(c, &extent, coordinate_dtype(dtype, resampling.filter))?;
-        let taps = axis.taps(c, coordinates, &extent, resampling)?;
-        let matrix = matrix_of_taps(c, &taps, &extent, dtype.compute_dtype())?;
-        let rank = c.rank(y);
-        let mut to_last: Vec<usize> = (0..rank).filter(|&a| a != axis.axis).collect();
-        to_last.push(axis.axis);
-        let mut back: Vec<usize> = (0..rank - 1).collect();
-        back.insert(axis.axis, rank - 1);
-        y = c.formula([y, matrix], |[y, matrix]| y.permute(&to_last).numpy_matmul(matrix).permute(&back))?;
+        let matrix = match resampling.filter {
+            ResamplingFilter::Linear | ResamplingFilter::Cubic(_) if resampling.antialias => {
+                axis.stretched_matrix(c, coordinates, &extent, resampling.filter)?
+            }
+            _ => {
+                let taps = axis.taps(c, coordinates, &extent, resampling)?;
+                matrix_of_taps(c, &taps, &extent, dtype.compute_dtype())?
+            }
+        };
+        y = multiply_axis(c, y, axis.axis, matrix)?;
     }
     c.cast(y, dtype)
+}
+
+/// The products of the vectors along an axis with a matrix, whose columns become the axis.
+pub fn multiply_axis<C: Emit>(
+    c: &mut C,
+    x: ValueId,
+    axis: usize,
+    matrix: ValueId,
+) -> RuleResult<ValueId, C::Error> {
+    let rank = c.rank(x);
+    let mut to_last: Vec<usize> = (0..rank).filter(|&a| a != axis).collect();
+    to_last.push(axis);
+    let mut back: Vec<usize> = (0..rank - 1).collect();
+    back.insert(axis, rank - 1);
+    c.formula([x, matrix], |[x, matrix]| x.permute(&to_last).numpy_matmul(matrix).permute(&back))
 }
 
 /// The weight of each element of an axis for each element of the result.

@@ -34,6 +34,7 @@ struct ResizeMode {
     filter: ResamplingFilter,
     transform: String,
     excludes_outside: bool,
+    antialias: bool,
     extrapolation: f64,
 }
 
@@ -49,8 +50,13 @@ fn upsample(c: &mut OpCall<'_, '_>) -> EmitResult {
         Some("linear") => ResamplingFilter::Linear,
         Some(other) => return invalid!("expected mode nearest or linear, found `{other}`"),
     };
-    let mode =
-        ResizeMode { filter, transform: "asymmetric".into(), excludes_outside: false, extrapolation: 0.0 };
+    let mode = ResizeMode {
+        filter,
+        transform: "asymmetric".into(),
+        excludes_outside: false,
+        antialias: false,
+        extrapolation: 0.0,
+    };
     resize_axes(c, x, &all_axes(c, x), targets, None, &mode)
 }
 
@@ -62,7 +68,6 @@ fn resize(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.tensor(0)?;
     let rank = c.rank(x);
     let mode = resize_mode(c)?;
-    unsupported_if!(c.flag("antialias")?, "antialias is not supported");
     let axes = match c.opt_attribute_ints("axes")? {
         Some(axes) => axes.iter().map(|&a| c.resolve_axis(a, rank)).collect::<RuleResult<Vec<_>>>()?,
         None => all_axes(c, x),
@@ -92,6 +97,10 @@ fn resize(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn resize_mode(c: &OpCall<'_, '_>) -> RuleResult<ResizeMode> {
+    let excludes_outside = c.flag("exclude_outside")?;
+    let antialias = c.flag("antialias")?;
+    // ONNX's reference repeats the elements at the borders, and ONNX Runtime leaves out those beyond.
+    unsupported_if!(antialias && !excludes_outside, "antialias without exclude_outside is not supported");
     let rounding = match c.opt_string("nearest_mode")? {
         // Before version 11 a position is rounded towards the start.
         None if c.version < 11 => PositionRounding::Floor,
@@ -113,7 +122,8 @@ fn resize_mode(c: &OpCall<'_, '_>) -> RuleResult<ResizeMode> {
         filter,
         transform: c.opt_string("coordinate_transformation_mode")?.unwrap_or(default).to_string(),
         // Nearest neighbours are within the operand.
-        excludes_outside: c.flag("exclude_outside")?,
+        excludes_outside,
+        antialias,
         extrapolation: c.float_or("extrapolation_value", 0.0)?,
     })
 }
@@ -225,6 +235,7 @@ fn resize_axes(
     let resampling = Resampling {
         filter: mode.filter,
         excludes_outside: mode.excludes_outside,
+        antialias: mode.antialias,
         extrapolation: is_cropped.then_some(mode.extrapolation),
     };
     resample(c, x, &resampled, resampling)

@@ -11,9 +11,17 @@ use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row(
-        "aten.conv1d.default aten.conv2d.default aten.conv3d.default aten.convolution",
+        "aten.conv1d aten.conv2d aten.conv3d aten.convolution aten._convolution",
         "pad, slice, concat, matmul_unrounded, add, cast",
-        convolution,
+        |c| {
+            let is_transposed = c.bool_or("transposed", false)?;
+            convolution(c, is_transposed)
+        },
+    ),
+    row(
+        "aten.conv_transpose1d aten.conv_transpose2d aten.conv_transpose3d",
+        "pad, slice, concat, matmul_unrounded, add, cast",
+        |c| convolution(c, true),
     ),
     row_of_results("aten.convolution_backward", "pad, slice, concat, matmul, sum", backward),
 ];
@@ -25,7 +33,9 @@ fn convolution_layout(c: &OpCall<'_, '_>, w: ValueId, axes: usize) -> RuleResult
 }
 
 /// A convolution over as many axes as the name of the operator says, or as the kernel has.
-fn convolution(c: &mut OpCall<'_, '_>) -> EmitResult {
+fn convolution(c: &mut OpCall<'_, '_>, is_transposed: bool) -> EmitResult {
+    // These choose kernels of cuDNN.
+    c.ignore(&["benchmark", "deterministic", "cudnn_enabled", "allow_tf32"]);
     let [x, w] = c.tensors_named(["input", "weight"])?;
     let bias = c.opt_tensor("bias")?;
     let n = match axes_in_name(c) {
@@ -44,7 +54,7 @@ fn convolution(c: &mut OpCall<'_, '_>) -> EmitResult {
     let layout = convolution_layout(c, w, n)?;
     let dtype = c.dtype(x);
     let further = axis_integers(c, "output_padding", n, 0)?;
-    let y = if c.bool_or("transposed", false)? {
+    let y = if is_transposed {
         let extents = layout.windows.covered_extents(&c.shape(x).split_off(2), &further);
         layout.transposed(c, x, w, &extents)?
     } else {
