@@ -74,7 +74,7 @@ impl ConvolutionLayout {
         self.multiply_kernel(c, w, x, self.inner, self.outer)
     }
 
-    /// The transpose of [`ConvolutionLayout::forward`], with a result of these extents.
+    /// The transpose of [`ConvolutionLayout::forward`], with a result of these extents. Requires them to be at least 1.
     pub fn transposed<C: Emit>(
         &self,
         c: &mut C,
@@ -83,7 +83,13 @@ impl ConvolutionLayout {
         to: &[Dim],
     ) -> RuleResult<ValueId, C::Error> {
         self.check_channels(c, x, Some(self.outer))?;
-        let x = self.windows.transposed_columns(c, x, to)?;
+        let mut extents = Vec::with_capacity(to.len());
+        for extent in to {
+            c.require_at_most("extent", &1.into(), extent)?;
+            let may_be_negative = c.dim_bounds(extent).0 < 0;
+            extents.push(if may_be_negative { extent.max_with(&0.into()) } else { extent.clone() });
+        }
+        let x = self.windows.transposed_columns(c, x, &extents)?;
         let w = self.matrix(c, w, [0, 2, 3, 1])?;
         self.multiply_kernel(c, w, x, self.outer / self.groups, self.inner.saturating_mul(self.groups))
     }

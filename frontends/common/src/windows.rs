@@ -108,15 +108,24 @@ impl WindowAxis {
         room.floor_div(&self.stride.into()) + Dim::from(1)
     }
 
-    fn place<C: Emit>(&self, c: &C, extent: &Dim) -> RuleResult<WindowPlacement, C::Error> {
+    /// Places the windows on an axis of this extent. Requires it to have at least one.
+    fn place<C: Emit>(&self, c: &mut C, extent: &Dim) -> RuleResult<WindowPlacement, C::Error> {
         let padded = extent.clone() + self.padding() + self.beyond.clone();
-        let room = padded.clone() - Dim::from(self.span());
+        let span = Dim::from(self.span());
+        let (low, high) = c.dim_bounds(&(padded.clone() - span.clone()));
         unsupported_if!(
-            c.dim_bounds(&room).0 < 0,
-            "{extent:?} elements of an axis may be fewer than the {} of the kernel",
+            high < 0,
+            "{extent:?} elements of an axis are fewer than the {} of the kernel",
             self.span()
         );
-        Ok(WindowPlacement { count: self.count(extent), padded })
+        let mut count = self.count(extent);
+        if low < 0 && self.span() > 1 {
+            c.require_at_most("window", &span, &padded)?;
+        }
+        if c.dim_bounds(&count).0 < 0 {
+            count = count.max_with(&0.into());
+        }
+        Ok(WindowPlacement { count, padded })
     }
 
     /// Extends the windows on an axis of this extent beyond its padding, so that the last window may be partial.
@@ -408,5 +417,7 @@ fn insert_zeros<C: Emit>(c: &mut C, x: ValueId, axis: usize, step: i64) -> RuleR
         *extent = n.clone() * Dim::from(step);
     }
     let x = c.reshape(x, shape)?;
-    c.slice(x, axis, 0.into(), n * Dim::from(step) - Dim::from(step - 1), 1)
+    let len = n * Dim::from(step) - Dim::from(step - 1);
+    let len = if c.dim_bounds(&len).0 < 0 { len.max_with(&0.into()) } else { len };
+    c.slice(x, axis, 0.into(), len, 1)
 }
