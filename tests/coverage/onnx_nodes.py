@@ -75,7 +75,7 @@ def attempt(symmc, case, folder, constants):
 CONSTANT_FLOATS = {"scales", "roi"}
 
 
-def constants(case):
+def constant_inputs(case):
     import numpy
 
     names = [i.name for i in case.model.graph.input]
@@ -106,8 +106,8 @@ def main():
             if not case.data_sets:
                 continue
             status, words = attempt(symmc, case, folder, set())
-            if status == "refused" and constants(case):
-                again, said = attempt(symmc, case, folder, constants(case))
+            if status == "refused" and constant_inputs(case):
+                again, said = attempt(symmc, case, folder, constant_inputs(case))
                 if again != "refused":
                     status, words = ("agreed as initializers" if again == "agreed" else again), said
             total[status] += 1
