@@ -15,7 +15,7 @@ from narrow import DRAWS, Distances, judged, scaled
 from onnx.backend.test.case.node import collect_testcases
 from onnx.reference import ReferenceEvaluator
 from onnx_nodes import APART as UNDEFINED
-from onnx_nodes import integers
+from onnx_nodes import constant_inputs
 
 import symmc
 
@@ -103,7 +103,7 @@ def compared(case, dtype, draws):
             return "unbuilt", []
     except Exception:
         return "unbuilt", []
-    for constants in (set(), integers(case)):
+    for constants in (set(), constant_inputs(case)):
         try:
             run = imported(case, dtype, given, constants)
             run(first)

@@ -155,6 +155,17 @@ pub trait Emit {
         self.binary_scalar(op, x, Scalar::Float(FloatAttribute(y)))
     }
 
+    /// `x op dim`; the dim takes the dtype of `x`.
+    fn binary_dim(&mut self, op: BinaryOp, x: ValueId, dim: &Dim) -> EmitResult<Self::Error> {
+        match dim.as_const() {
+            Some(number) => self.binary_scalar(op, x, Scalar::Int(number)),
+            None => {
+                let dim = self.emit_dim(dim, self.dtype(x))?;
+                self.binary(op, x, dim)
+            }
+        }
+    }
+
     /// `condition ? x : y`.
     fn select(&mut self, condition: ValueId, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
         self.emit("select", Op::Select, &[condition, x, y])
@@ -610,13 +621,7 @@ pub trait Emit {
         if self.is_non_negative(index) {
             return Ok(index);
         }
-        let from_end = match n.as_const() {
-            Some(n) => self.binary_scalar(BinaryOp::Add, index, Scalar::Int(n))?,
-            None => {
-                let n = self.emit_dim(n, self.dtype(index))?;
-                self.binary(BinaryOp::Add, index, n)?
-            }
-        };
+        let from_end = self.binary_dim(BinaryOp::Add, index, n)?;
         let negative = self.binary_scalar(BinaryOp::Lt, index, Scalar::Int(0))?;
         self.select(negative, from_end, index)
     }

@@ -144,6 +144,11 @@ impl<'f, E> Term<'f, E> {
         }
     }
 
+    /// `self op dim`. The dim takes the dtype of this term.
+    pub fn binary_dim(self, op: BinaryOp, dim: &Dim) -> Self {
+        self.map(|c, x| c.binary_dim(op, x, dim))
+    }
+
     /// `scalar op self`.
     pub fn scalar_binary(self, op: BinaryOp, scalar: Scalar) -> Self {
         self.map(|c, x| c.scalar_binary(op, scalar, x))

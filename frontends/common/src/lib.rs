@@ -6,6 +6,7 @@
 
 pub mod assumed_sizes;
 pub mod compositions;
+pub mod convolution;
 pub mod declared;
 pub mod einsum;
 pub mod emit;
@@ -13,11 +14,16 @@ pub mod failure;
 pub mod formula;
 pub mod functions;
 pub mod fuzz;
+pub mod normalize;
+pub mod padding;
+pub mod pooling;
 pub mod ranges;
 pub mod requirement;
+pub mod resampling;
 pub mod rule;
 pub mod sizes;
 pub mod sympy;
+pub mod windows;
 
 pub use compositions::Compositions;
 pub use emit::Emit;

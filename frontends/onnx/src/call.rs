@@ -210,6 +210,21 @@ impl<'c, 'p> OpCall<'c, 'p> {
         })
     }
 
+    /// The numbers in an optional operand. Fails if it is present and not known at import.
+    pub fn opt_floats(&mut self, i: usize, what: &str) -> RuleResult<Option<Vec<f64>>> {
+        let Some(name) = self.operand_name(i) else { return Ok(None) };
+        let stored = self.lowering.stored_data(name)?;
+        let data = match stored {
+            Some(data) => Some(data),
+            None => self.constant_data(i)?,
+        };
+        match data {
+            Some(data) => Ok(Some(data.to_f64())),
+            None if self.operand_type(i)?.numel().as_const() == Some(0) => Ok(None),
+            None => unsupported!("`{name}` ({what}) is not known at import"),
+        }
+    }
+
     /// A tensor, or its number if that is known and the operand has at most `rank` axes.
     pub fn operand(&mut self, i: usize, rank: usize) -> RuleResult<CallOperand> {
         if let Some(data) = self.constant_data(i)?
@@ -337,6 +352,11 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     pub fn opt_attribute_ints(&self, name: &str) -> RuleResult<Option<&'p [i64]>> {
         Ok(self.typed_attribute(name, kind::INTS, "integers")?.map(|a| a.ints.as_slice()))
+    }
+
+    pub fn opt_attribute_floats(&self, name: &str) -> RuleResult<Option<Vec<f64>>> {
+        let attribute = self.typed_attribute(name, kind::FLOATS, "numbers")?;
+        Ok(attribute.map(|a| a.floats.iter().map(|&x| f64::from(x)).collect()))
     }
 
     pub fn opt_string(&self, name: &str) -> RuleResult<Option<&'p str>> {

@@ -185,6 +185,16 @@ impl<'p> ImportLowering<'p> {
         Ok(NameBinding::Value(self.add_parameter(source, data)?))
     }
 
+    /// The data of a stored tensor that no node has read as a parameter, if it is the same on all ranks.
+    pub fn stored_data(&self, name: &str) -> RuleResult<Option<Arc<Tensor>>> {
+        let Some((.., NameBinding::Stored(tensor))) = self.find_binding(name) else { return Ok(None) };
+        if self.parameters.contains(tensor) {
+            return Ok(None);
+        }
+        let error = |message: String| FailureReason::Tensor { tensor: name.to_string(), message };
+        Ok(Some(self.tensor_files.read_tensor(tensor).map_err(error)?))
+    }
+
     /// Adds a parameter that is not an initializer, under an unused source name.
     pub fn add_renamed_parameter(&mut self, label: &str, data: Arc<Tensor>) -> EmitResult {
         self.add_parameter(self.unused_source_name(label), data)

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use symmc_ir::{DType, Tensor};
 
+use crate::node::normalize_domain;
 use crate::proto;
 use crate::tensor_data::{self, TensorFiles};
 
@@ -21,6 +22,14 @@ pub(crate) fn is_constant(dtype: DType, shape: &[usize]) -> bool {
     let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(usize::MAX);
     let bytes = elements.saturating_mul(dtype.size());
     if dtype.is_float() { elements <= 1 } else { bytes <= MAX_CONSTANT }
+}
+
+/// Whether the rule of a node needs the floats in an operand at import. A tensor that only such operands read is no
+/// parameter.
+pub(crate) fn reads_numbers_at_import(node: &proto::NodeProto, operand: usize) -> bool {
+    matches!(node.op_type.as_str(), "Resize" | "Upsample")
+        && operand > 0
+        && normalize_domain(&node.domain).is_empty()
 }
 
 /// The tensors that are parameters regardless of their type.

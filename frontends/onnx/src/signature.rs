@@ -9,6 +9,7 @@ use symmc_ir::{InputKind, TensorType};
 
 use crate::error::FailureReason;
 use crate::lower::ImportLowering;
+use crate::parameters::reads_numbers_at_import;
 use crate::proto;
 use crate::scope::NameBinding;
 
@@ -46,8 +47,11 @@ pub(crate) fn lower_inputs<'p>(
     }
     // Parameters come before the nodes, in the order in which the nodes read them. A tensor that cannot be
     // read is reported where it is used.
-    for name in graph.node.iter().flat_map(|n| &n.input).filter(|n| !n.is_empty()) {
-        let _ = lowering.resolve_name(name);
+    for node in &graph.node {
+        let operands = node.input.iter().enumerate().filter(|(_, name)| !name.is_empty());
+        for (_, name) in operands.filter(|(i, _)| !reads_numbers_at_import(node, *i)) {
+            let _ = lowering.resolve_name(name);
+        }
     }
     Ok(())
 }

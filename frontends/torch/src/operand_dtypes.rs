@@ -78,8 +78,16 @@ const FACTOR_REQUIREMENT: DtypeRequirement = FitsComputed(&["alpha", "beta"]);
 const REQUIREMENT_ROWS: &[(&str, &[DtypeRequirement])] = &[
     (
         "aten.linear aten.conv1d aten.conv2d aten.conv3d aten.conv_transpose1d aten.conv_transpose2d \
-         aten.conv_transpose3d aten.convolution",
+         aten.conv_transpose3d aten.convolution aten._convolution",
         &[Same(&["input", "weight", "bias"])],
+    ),
+    ("aten.grid_sampler aten.grid_sampler_2d", &[Same(&["input", "grid"])]),
+    ("aten._weight_norm aten._weight_norm_interface", &[Same(&["v", "g"])]),
+    (
+        "aten.batch_norm aten.native_batch_norm aten._native_batch_norm_legit aten._native_batch_norm_legit_functional \
+         aten._native_batch_norm_legit_no_training aten._batch_norm_with_update aten._batch_norm_with_update_functional \
+         aten._batch_norm_no_update aten.instance_norm",
+        &[SameOrF32("input", &["weight", "bias", "running_mean", "running_var"])],
     ),
     ("aten.mm aten.bmm aten._grouped_mm", &[Same(&["self", "mat2"])]),
     ("aten.mv", &[Same(&["self", "vec"])]),

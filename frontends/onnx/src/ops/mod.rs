@@ -10,9 +10,11 @@ mod index;
 mod linear;
 mod normalize;
 mod reduce;
+mod resize;
 mod sequences;
 mod slicing;
 mod views;
+mod windows;
 
 use symmc_import::RuleTables;
 
@@ -33,6 +35,8 @@ static RULE_TABLES: RuleTables<VersionedRule> = RuleTables::new(&[
     sequences::RULE_ROWS,
     index::RULE_ROWS,
     create::RULE_ROWS,
+    windows::RULE_ROWS,
+    resize::RULE_ROWS,
     collectives::RULE_ROWS,
 ]);
 

@@ -1,6 +1,8 @@
 //! Softmax and normalization. They become single ops where the IR has them.
 
 use symmc_import::emit::extent_product;
+use symmc_import::normalize::{channel_moments, instance_norm, normalize_channels};
+use symmc_import::windows::{WindowAxis, WindowGeometry};
 use symmc_import::{Emit, EmitFormulas, RuleCall, invalid_if, unsupported_if};
 use symmc_ir::{BinaryOp, Dim, FloatAttribute, Op, ValueId};
 
@@ -32,6 +34,13 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         rms_norm(c, x, weight, SKIP_EPSILON)
     }),
     row("GroupNormalization", 21, "layer_norm of groups, mul, add", group_norm),
+    row_of_results("BatchNormalization", 15, "sub, mul, add", batch_norm),
+    row("InstanceNormalization", 22, "layer_norm of channels, mul, add", |c| {
+        let [x, weight, bias] = c.first_tensors()?;
+        let eps = c.float_or("epsilon", EPSILON)?;
+        instance_norm(c, x, [Some(weight), Some(bias)], eps)
+    }),
+    row("LRN", 13, "x / (sum of squares of adjacent channels) ^ beta", local_response_norm),
     row("LpNormalization", 22, "x / norm", |c| {
         let x = c.tensor(0)?;
         let axis = c.axis_or("axis", -1, c.rank(x))?;
@@ -162,4 +171,61 @@ fn group_norm(c: &mut OpCall<'_, '_>) -> EmitResult {
         y = c.binary(op, y, w)?;
     }
     Ok(y)
+}
+
+/// In training, the moments are those of the operand, and the second and third result are the new statistics.
+fn batch_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let [x, weight, bias, mean, variance] = c.first_tensors()?;
+    let eps = c.float_or("epsilon", EPSILON)?;
+    let momentum = c.float_or("momentum", 0.9)?;
+    let axes = c.rank(x).saturating_sub(2);
+    unsupported_if!(
+        c.int_or("spatial", 1)? == 0 && axes > 0,
+        "statistics for each element (spatial=0) are not supported"
+    );
+    let is_training = c.flag("training_mode")?;
+    unsupported_if!(
+        c.version < 14 && (1..c.result_count()).any(|i| c.is_result_read(i)),
+        "results beside the first, in version {}, are not supported",
+        c.version
+    );
+    let [used_mean, used_variance] = if is_training { channel_moments(c, x)? } else { [mean, variance] };
+    let scale = c.formula([used_variance], |[v]| (v.cast(v.dtype().compute_dtype()) + eps).rsqrt())?;
+    let y = normalize_channels(c, x, [used_mean, scale], [Some(weight), Some(bias)])?;
+    c.set_result(0, y);
+    if is_training {
+        for (result, old, new) in [(1, mean, used_mean), (2, variance, used_variance)] {
+            let updated = c.formula([old, new], |[old, new]| {
+                let mixed = old.cast(new.dtype()) * momentum + new * (1.0 - momentum);
+                mixed.cast(old.dtype())
+            })?;
+            c.set_result(result, updated);
+        }
+    }
+    Ok(())
+}
+
+/// `x / (bias + alpha / size * sum)^beta`, where the sum is of the squares in `size` adjacent channels.
+fn local_response_norm(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.tensor(0)?;
+    let shape = c.shape(x);
+    invalid_if!(shape.len() < 2, "expected at least two axes, found {}", shape.len());
+    let size = c.int("size")?;
+    let alpha = c.float_or("alpha", 1e-4)?;
+    let beta = c.float_or("beta", 0.75)?;
+    let bias = c.float_or("bias", 1.0)?;
+    let dtype = c.dtype(x);
+    invalid_if!(size < 1, "expected a size of at least 1, found {size}");
+    let windows = WindowGeometry::new(vec![
+        WindowAxis::new(size, 1, 1)?.padded((size - 1) / 2, size / 2)?,
+        WindowAxis::new(1, 1, 1)?,
+    ])?;
+    let planes = vec![shape[0].clone(), 1.into(), shape[1].clone(), extent_product(&shape[2..])];
+    let square = c.formula([x], |[x]| x.cast(dtype.compute_dtype()).square().reshape(planes))?;
+    let sum = windows.sum_pool(c, square)?;
+    c.formula([x, sum], |[x, sum]| {
+        let base = sum.reshape(shape) * (alpha / size as f64) + bias;
+        let power = base.map(|c, base| c.binary_float(BinaryOp::Pow, base, beta));
+        (x.cast(dtype.compute_dtype()) / power).cast(dtype)
+    })
 }

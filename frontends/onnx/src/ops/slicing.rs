@@ -1,7 +1,8 @@
 //! Slices, splits, concatenation, repetition, padding.
 
+use symmc_import::padding::{AxisPadding, PaddingMode, pad_with_elements, pad_with_number};
 use symmc_import::{Emit, RuleCall, invalid, invalid_if, unsupported};
-use symmc_ir::{DType, Dim, FloatAttribute, Op, Scalar, TensorType, ValueId};
+use symmc_ir::{DType, Dim, FloatAttribute, Op, Scalar, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
@@ -21,19 +22,12 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         let repeats = c.ints(1, "the repeats")?.dims;
         c.repeat(x, &repeats)
     }),
-    row_of_results("Pad", 25, "pad, where it is constant", pad),
+    row("Pad", 25, "pad; take", pad),
     row("DepthToSpace", 28, "reshape, permute, reshape", |c| {
         let x = c.tensor(0)?;
-        let block = Dim::from(c.int("blocksize")?);
+        let block = Dim::from(block_size(c)?);
         let [n, channels, h, w] = require_four_axes(&c.shape(x))?;
-        let less = channels.exact_div(&(block.clone() * block.clone()));
-        let less = less.ok_or_else(|| {
-            RuleFailure::Invalid(format!(
-                "{} squared does not divide {}",
-                c.display_dim(&block),
-                c.display_dim(&channels)
-            ))
-        })?;
+        let less = divide_exactly(c, &channels, &(block.clone() * block.clone()))?;
         let (split, perm) = match c.opt_string("mode")? {
             Some("CRD") => ([less.clone(), block.clone(), block.clone()], vec![0, 1, 4, 2, 5, 3]),
             None | Some("DCR") => ([block.clone(), block.clone(), less.clone()], vec![0, 3, 4, 1, 5, 2]),
@@ -44,11 +38,44 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         let y = c.permute(y, perm)?;
         c.reshape(y, vec![n, less, h * block.clone(), w * block])
     }),
+    row("SpaceToDepth", 28, "reshape, permute, reshape", |c| {
+        let x = c.tensor(0)?;
+        let block = Dim::from(block_size(c)?);
+        let [n, channels, h, w] = require_four_axes(&c.shape(x))?;
+        let rows = divide_exactly(c, &h, &block)?;
+        let columns = divide_exactly(c, &w, &block)?;
+        let perm = match c.opt_string("mode")? {
+            Some("CRD") => vec![0, 1, 3, 5, 2, 4],
+            None | Some("DCR") => vec![0, 3, 5, 1, 2, 4],
+            Some(other) => return invalid!("expected mode DCR or CRD, found `{other}`"),
+        };
+        let split =
+            vec![n.clone(), channels.clone(), rows.clone(), block.clone(), columns.clone(), block.clone()];
+        let y = c.reshape(x, split)?;
+        let y = c.permute(y, perm)?;
+        c.reshape(y, vec![n, channels * block.clone() * block, rows, columns])
+    }),
 ];
 
 fn require_four_axes(shape: &[Dim]) -> RuleResult<[Dim; 4]> {
     <[Dim; 4]>::try_from(shape.to_vec())
         .map_err(|shape| RuleFailure::Invalid(format!("expected four axes, found {}", shape.len())))
+}
+
+fn block_size(c: &OpCall<'_, '_>) -> RuleResult<i64> {
+    let block = c.int("blocksize")?;
+    invalid_if!(!(1..1 << 31).contains(&block), "expected a blocksize of at least 1, found {block}");
+    Ok(block)
+}
+
+fn divide_exactly(c: &OpCall<'_, '_>, extent: &Dim, divisor: &Dim) -> RuleResult<Dim> {
+    extent.exact_div(divisor).ok_or_else(|| {
+        RuleFailure::Invalid(format!(
+            "expected a multiple of {}, found {}",
+            c.display_dim(divisor),
+            c.display_dim(extent)
+        ))
+    })
 }
 
 /// Ends of at least this magnitude mean the end of the axis.
@@ -173,13 +200,16 @@ fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
 }
 
 /// The pads are all numbers before the axes, then all numbers after them. Negative numbers remove elements.
-fn pad(c: &mut OpCall<'_, '_>) -> RuleResult {
-    if let Some(mode) = c.opt_string("mode")?.filter(|m| *m != "constant") {
-        return unsupported!("the mode `{mode}` is not supported");
-    }
+fn pad(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let mode = match c.opt_string("mode")? {
+        None | Some("constant") => None,
+        Some("reflect") => Some(PaddingMode::Reflect),
+        Some("edge") => Some(PaddingMode::Edge),
+        Some("wrap") => Some(PaddingMode::Wrap),
+        Some(other) => return invalid!("expected mode constant, reflect, edge or wrap, found `{other}`"),
+    };
     let x = c.tensor(0)?;
-    let mut shape = c.shape(x);
-    let rank = shape.len();
+    let rank = c.rank(x);
     let pads = match (c.opt_ints(1, "the pads")?, c.opt_attribute_ints("pads")?) {
         (Some(ints), _) => ints.dims,
         (None, Some(list)) => list.iter().map(|&d| Dim::from(d)).collect(),
@@ -190,21 +220,21 @@ fn pad(c: &mut OpCall<'_, '_>) -> RuleResult {
         None => (0..rank).collect(),
     };
     invalid_if!(pads.len() != 2 * axes.len(), "expected {} pads, found {}", 2 * axes.len(), pads.len());
+    let (before, after) = pads.split_at(axes.len());
+    let paddings = axes.into_iter().zip(before.iter().zip(after));
+    let paddings: Vec<AxisPadding> = paddings
+        .map(|(axis, (before, after))| AxisPadding { axis, before: before.clone(), after: after.clone() })
+        .collect();
+    if let Some(mode) = mode {
+        // Only constants have a value.
+        c.operand_name(2);
+        c.ignore(&["value"]);
+        return pad_with_elements(c, x, &paddings, mode);
+    }
     let value = match (c.operand_name(2), c.scalar(2)?) {
         (Some(_), None) => return unsupported!("the pad value depends on data"),
         (_, Some(value)) => value,
         (None, None) => Scalar::Float(FloatAttribute(c.float_or("value", 0.0)?)),
     };
-    let mut low = vec![Dim::from(0); rank];
-    for (i, &axis) in axes.iter().enumerate() {
-        let before = pads[i].clone();
-        let after = pads[i + axes.len()].clone();
-        c.require_cropped(&shape[axis], &before, &after)?;
-        shape[axis] = shape[axis].clone() + before.clone() + after;
-        low[axis] = before;
-    }
-    let dtype = c.dtype(x);
-    let op = Op::Pad { low, value: value.convert_to(dtype) };
-    let y = c.emit_as("pad", op, &[x], TensorType::new(dtype, shape))?;
-    c.set_only_result(y)
+    pad_with_number(c, x, &paddings, value)
 }

@@ -181,3 +181,22 @@ fn constants_constraining_extents_are_checked_at_run_time() {
         assert_eq!(actual, sizes, "{call}");
     }
 }
+
+#[test]
+fn windows_require_axes_that_are_long_enough() {
+    let fake = Fake::new(20)
+        .input("x", "f32[batch,1,n]")
+        .stored("w", "f32[2,1,3]", &[1.0; 6])
+        .node("Conv strides=[2]", &["x", "w"], &["y"])
+        .node("ConvTranspose strides=[2] pads=[1,1]", &["y", "v"], &["z"])
+        .stored("v", "f32[2,1,3]", &[1.0; 6])
+        .output("z");
+    let graph = fake.import().unwrap().graph;
+    let checks = BoundsChecks::derive(&graph);
+    let runs_at = |n: i64| {
+        let mut bindings = SymbolBindings::new();
+        graph.symbols.keys().for_each(|id| bindings.set(id, n));
+        checks.evaluate(&graph, &bindings).is_ok()
+    };
+    assert_eq!([2, 3, 9].map(runs_at), [false, true, true]);
+}

@@ -1,5 +1,5 @@
 """Writes ops.txt: cases of ONNX ops with the results of the reference evaluator of the `onnx` package. The results
-of ops of com.microsoft are those of ONNX Runtime.
+of ops of com.microsoft, and of those that the evaluator lacks or gets wrong, are those of ONNX Runtime.
 
     python3 ops.py > ops.txt        (needs onnx, onnxruntime and numpy)
 
@@ -25,6 +25,10 @@ DTYPES = {
 }
 INF = float("inf")
 NAN = float("nan")
+
+
+# Ops of ONNX whose results are those of ONNX Runtime.
+BY_RUNTIME = {"SimplifiedLayerNormalization", "LRN", "GlobalMaxPool", "GlobalLpPool"}
 
 
 class C:
@@ -210,6 +214,14 @@ CASES = [
     (23, "RMSNormalization", {"epsilon": 0.01}, [wave(2, 4), ramp(4)]),
     (21, "GroupNormalization", {"num_groups": 2}, [wave(1, 4, 3), ramp(4), ramp(4)]),
     (20, "LpNormalization", {"axis": 0}, [wave(2, 3)]),
+    (15, "BatchNormalization", {}, [wave(2, 3, 2), ramp(3), wave(3), wave(3), ramp(3, start=1)]),
+    (9, "BatchNormalization", {"epsilon": 0.01}, [wave(2, 3), ramp(3), wave(3), wave(3), ramp(3, start=1)]),
+    (15, "BatchNormalization", {"training_mode": 1, "momentum": 0.75},
+     [wave(2, 3, 2), ramp(3), wave(3), wave(3), ramp(3, start=1)], 3),
+    (7, "InstanceNormalization", {}, [wave(2, 2, 3), ramp(2), wave(2)]),
+    (22, "InstanceNormalization", {"epsilon": 0.1}, [wave(1, 3, 2, 2), ramp(3), wave(3)]),
+    (13, "LRN", {"size": 3}, [wave(1, 4, 1, 2)]),
+    (13, "LRN", {"size": 5, "alpha": 0.5, "beta": 0.5, "bias": 2.0}, [wave(1, 4, 1, 2)]),
     (22, "LpNormalization", {"axis": 1}, [f(3, 4, 0, 0, shape=(2, 2))]),
     # Attention.
     (23, "Attention", {}, [wave(1, 2, 3, 4), wave(1, 2, 5, 4), ramp(1, 2, 5, 2)]),
@@ -305,7 +317,15 @@ CASES = [
     (20, "Tile", {}, [ramp(2, 2), C([2, 1])]),
     (20, "Pad", {}, [ramp(2, 2), C([0, 1, 1, 0]), C(9.0, np.float32)]),
     (20, "Pad", {}, [ramp(2, 2), C([1, 0]), None, C([1])]),
+    (20, "Pad", {"mode": "reflect"}, [ramp(2, 3), C([1, 2, 0, 1])]),
+    (20, "Pad", {"mode": "reflect"}, [ramp(1, 3), C([0, 4, 0, 5])]),
+    (20, "Pad", {"mode": "edge"}, [i(1, 2, 3, 4, shape=(2, 2)), C([1, 0, 2, 1])]),
+    (20, "Pad", {"mode": "wrap"}, [ramp(2, 3), C([1, 2, 0, 4])]),
+    (18, "Pad", {"mode": "edge"}, [ramp(2, 3), C([2, 1]), None, C([-1])]),
+    (9, "Pad", {"mode": "reflect", "pads": [0, 1, 0, 1]}, [ramp(1, 3)]),
+    (9, "Pad", {"pads": [0, 1, 0, 1], "value": 2.0}, [ramp(1, 3)]),
     (20, "DepthToSpace", {"blocksize": 2}, [ramp(1, 4, 1, 2)]),
+    (13, "SpaceToDepth", {"blocksize": 2}, [ramp(1, 2, 2, 4)]),
     (20, "DepthToSpace", {"blocksize": 2, "mode": "CRD"}, [ramp(1, 8, 1, 2)]),
     # Indices.
     (20, "Gather", {}, [ramp(3, 2), i(2, -1, 0)]),
@@ -327,7 +347,71 @@ CASES = [
     (20, "EyeLike", {"k": 1}, [ramp(2, 3)]),
     (20, "Trilu", {}, [ramp(3, 3)]),
     (20, "Trilu", {"upper": 0}, [ramp(3, 3), C(-1)]),
+    # Windows.
+    (22, "Conv", {}, [wave(1, 2, 5), wave(3, 2, 3), wave(3)]),
+    (22, "Conv", {"pads": [1, 2], "strides": [2]}, [wave(1, 2, 6), wave(1, 2, 3)]),
+    (22, "Conv", {"group": 2, "dilations": [2, 1], "kernel_shape": [2, 2]}, [wave(2, 2, 4, 3), wave(4, 1, 2, 2)]),
+    (11, "Conv", {"auto_pad": "SAME_UPPER", "strides": [2, 2]}, [wave(1, 1, 4, 5), wave(1, 1, 3, 2)]),
+    (11, "Conv", {"auto_pad": "SAME_LOWER"}, [wave(1, 1, 3, 3), wave(1, 1, 2, 2)]),
+    (11, "Conv", {"auto_pad": "VALID"}, [wave(1, 1, 2, 3, 2), wave(1, 1, 1, 2, 2)]),
+    (22, "Conv", {"strides": [200]}, [wave(1, 1, 400), wave(1, 1, 150)]),
+    (22, "ConvTranspose", {}, [wave(1, 2, 3), wave(2, 3, 2), wave(3)]),
+    (22, "ConvTranspose", {"strides": [2, 3], "pads": [1, 0, 0, 1]}, [wave(1, 1, 3, 2), wave(1, 2, 3, 3)]),
+    (22, "ConvTranspose", {"strides": [2], "output_padding": [1]}, [wave(1, 1, 3), wave(1, 1, 3)]),
+    (22, "ConvTranspose", {"strides": [3], "output_shape": [8]}, [wave(1, 1, 3), wave(1, 1, 3)]),
+    (11, "ConvTranspose", {"strides": [2], "auto_pad": "SAME_UPPER"}, [wave(1, 1, 3), wave(1, 1, 3)]),
+    (11, "ConvTranspose", {"group": 2, "dilations": [2]}, [wave(1, 2, 3), wave(2, 1, 2)]),
+    (22, "MaxPool", {"kernel_shape": [2], "strides": [2]}, [wave(1, 2, 5)]),
+    (22, "MaxPool", {"kernel_shape": [3], "strides": [2], "pads": [1, 1], "ceil_mode": 1}, [wave(1, 1, 6)]),
+    (22, "MaxPool", {"kernel_shape": [2, 2], "dilations": [2, 1]}, [wave(1, 1, 4, 3)]),
+    (12, "MaxPool", {"kernel_shape": [1, 1], "strides": [2, 2], "ceil_mode": 1}, [wave(1, 1, 2, 2)]),
+    (12, "MaxPool", {"kernel_shape": [3, 2], "auto_pad": "SAME_UPPER"}, [wave(1, 1, 3, 3)]),
+    (12, "MaxPool", {"kernel_shape": [2, 2], "strides": [2, 2]}, [wave(2, 2, 4, 4)], 2),
+    (12, "MaxPool", {"kernel_shape": [2, 2], "strides": [2, 2], "storage_order": 1}, [wave(1, 1, 4, 4)], 2),
+    (12, "MaxPool", {"kernel_shape": [2], "pads": [1, 0]}, [f(3, 1, 4, 1, 5, shape=(1, 1, 5), dtype=np.uint8)]),
+    (22, "AveragePool", {"kernel_shape": [2, 2]}, [wave(1, 2, 3, 3)]),
+    (22, "AveragePool", {"kernel_shape": [3], "pads": [1, 1], "strides": [2]}, [wave(1, 1, 6)]),
+    (22, "AveragePool", {"kernel_shape": [3], "pads": [1, 1], "strides": [2], "count_include_pad": 1}, [wave(1, 1, 6)]),
+    (22, "AveragePool", {"kernel_shape": [3], "strides": [2], "ceil_mode": 1}, [wave(1, 1, 6)]),
+    (11, "AveragePool", {"kernel_shape": [2], "auto_pad": "SAME_LOWER"}, [wave(1, 1, 3)]),
+    (22, "LpPool", {"kernel_shape": [2]}, [wave(1, 2, 4)]),
+    (22, "LpPool", {"kernel_shape": [2], "p": 3, "strides": [2]}, [wave(1, 1, 4)]),
+    (22, "LpPool", {"kernel_shape": [2], "strides": [2], "p": 1}, [wave(1, 1, 5)]),
+    (22, "GlobalAveragePool", {}, [wave(1, 2, 3, 2)]),
+    (22, "GlobalMaxPool", {}, [wave(1, 2, 3)]),
+    (20, "GlobalLpPool", {}, [wave(1, 2, 3)]),
+    # Resampling.
+    (9, "Upsample", {}, [ramp(1, 1, 2, 2), C([1, 1, 2, 3], np.float32)]),
+    (9, "Upsample", {"mode": "linear"}, [ramp(1, 1, 2, 2), C([1, 1, 2, 2], np.float32)]),
+    (10, "Resize", {}, [ramp(1, 1, 2, 3), C([1, 1, 2, 1], np.float32)]),
 ]
+
+SCALES = [C([1, 1, 2, 1.5], np.float32), C([1, 1, 0.5, 3], np.float32)]
+SIZES = [C([1, 1, 5, 2]), C([1, 1, 3, 7])]
+TRANSFORMS = ["half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "asymmetric"]
+
+
+def resizes():
+    """Cases of Resize: all modes, with scales and with sizes."""
+    out = []
+    filters = [{"mode": "nearest", "nearest_mode": f"{m}"} for m in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")]
+    filters += [{"mode": "linear"}, {"mode": "cubic"}, {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1}]
+    for attributes in filters:
+        for transform in TRANSFORMS:
+            attributes = attributes | {"coordinate_transformation_mode": transform}
+            out += [(19, "Resize", attributes, [wave(1, 1, 4, 4), None, scales]) for scales in SCALES]
+            out += [(19, "Resize", attributes, [wave(1, 1, 4, 4), None, None, sizes]) for sizes in SIZES]
+        aligned = attributes | {"coordinate_transformation_mode": "align_corners"}
+        out.append((19, "Resize", aligned, [wave(1, 1, 3, 4), None, None, C([1, 1, 5, 1])]))
+        cropped = attributes | {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 9.0}
+        roi = C([0, 0, 0.3, -0.2, 1, 1, 0.9, 1.1], np.float32)
+        out.append((19, "Resize", cropped, [wave(1, 1, 4, 4), roi, None, C([1, 1, 3, 5])]))
+    out.append((18, "Resize", {"axes": [3, 2]}, [wave(1, 1, 4, 4), None, None, C([2, 6])]))
+    for policy in ("not_larger", "not_smaller"):
+        attributes = {"axes": [2, 3], "keep_aspect_ratio_policy": policy}
+        out.append((18, "Resize", attributes, [wave(1, 1, 4, 2), None, None, C([6, 4])]))
+    return out
+
 
 
 def pairs(values, dtype):
@@ -393,6 +477,19 @@ def attribute(value):
     return str(value).replace(" ", "")
 
 
+def by_runtime(model, feeds):
+    session = InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)
+
+
+def by_evaluator(model, feeds):
+    try:
+        return ReferenceEvaluator(model).run(None, feeds)
+    except Exception:
+        # The evaluator does not have all forms of all ops.
+        return by_runtime(model, feeds)
+
+
 def line(version, op, attributes, operands, results=1):
     names = [f"r{k}" for k in range(results)]
     inputs, feeds, values, constants = [], {}, [], []
@@ -408,18 +505,17 @@ def line(version, op, attributes, operands, results=1):
             feeds[f"x{k}"] = array
             values.append(helper.make_tensor_value_info(f"x{k}", helper.np_dtype_to_tensor_dtype(array.dtype), array.shape))
     domain, _, name = op.rpartition("::")
-    theirs = domain or name == "SimplifiedLayerNormalization"
+    theirs = bool(domain) or name in BY_RUNTIME or (name == "BatchNormalization" and version < 14)
     node = helper.make_node(name, inputs, names, domain=domain, **attributes)
     kind = TensorProto.FLOAT if theirs else TensorProto.UNDEFINED
     outputs = [helper.make_tensor_value_info(n, kind, None) for n in names]
+    for output in [] if theirs else outputs:
+        # The dtype of the result follows from the operands.
+        output.ClearField("type")
     graph = helper.make_graph([node], "case", values, outputs, constants)
     sets = [helper.make_opsetid("", version), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=sets, ir_version=10)
-    if theirs:
-        session = InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        found = session.run(None, feeds)
-    else:
-        found = ReferenceEvaluator(model).run(None, feeds)
+    found = by_runtime(model, feeds) if theirs else by_evaluator(model, feeds)
     shown = []
     for k, operand in enumerate(operands):
         if operand is None:
@@ -434,7 +530,7 @@ def line(version, op, attributes, operands, results=1):
 
 if __name__ == "__main__":
     print("# Written by ops.py: version, op and attributes | operands | results.")
-    for case in [*CASES, *extremes()]:
+    for case in [*CASES, *resizes(), *extremes()]:
         try:
             print(line(*case))
         except Exception as error:  # Shows which case the evaluator refuses.

@@ -8,6 +8,7 @@
 mod activations;
 mod attention;
 mod backward;
+mod batch_norm;
 mod collectives;
 pub(crate) mod complex;
 mod convolution;
@@ -22,7 +23,9 @@ mod index;
 mod linear;
 mod loss;
 mod normalize;
+mod padding;
 mod reduce;
+mod resample;
 mod scatter;
 pub(crate) mod slicing;
 mod statistics;
@@ -62,6 +65,9 @@ static RULE_TABLES: RuleTables<OpRule> = RuleTables::new(&[
     complex::TRANSFORMS,
     convolution::RULE_ROWS,
     windows::RULE_ROWS,
+    batch_norm::RULE_ROWS,
+    resample::RULE_ROWS,
+    padding::RULE_ROWS,
     strided::RULE_ROWS,
     embedding_bag::RULE_ROWS,
     triangular::RULE_ROWS,
@@ -77,6 +83,7 @@ pub(crate) fn find_rule(target: &str) -> Option<OpRule> {
 pub(crate) fn find_writing(target: &str) -> Option<OpRule> {
     let op = bare_target(target).rsplit_once('.')?.0;
     let rows = collectives::WRITING_RULE_ROWS.iter().chain(exchanges::WRITING_RULE_ROWS);
+    let rows = rows.chain(batch_norm::RULE_ROWS);
     rows.into_iter().find(|r| r.has_name(op)).map(|r| r.rule)
 }
 

@@ -1,7 +1,7 @@
 //! Softmax and normalization. They become single ops where the IR has them.
 
-use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if};
-use symmc_ir::{BinaryOp, DType, FloatAttribute, Op, ReductionKind, Scalar, ValueId};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid};
+use symmc_ir::{BinaryOp, DType, FloatAttribute, Op, ReductionKind, ValueId};
 
 use super::reduce::cast_to_requested_dtype;
 use super::{RuleRow, row, row_of_results};
@@ -15,7 +15,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("aten.rms_norm aten._fused_rms_norm", "rms_norm", rms_norm),
     row_of_results("aten.layer_norm aten.native_layer_norm", "layer_norm", layer_norm),
     row_of_results("aten.group_norm aten.native_group_norm", "layer_norm of groups, mul, add", group_norm),
-    row_of_results("aten._native_batch_norm_legit_no_training", "sub, mul, add", batch_norm),
+    row_of_results("aten._weight_norm aten._weight_norm_interface", "mul, sum, sqrt, div", weight_norm),
     row("aten.norm aten.linalg_vector_norm", "sqrt of sum of squares", vector_norm),
 ];
 
@@ -208,41 +208,6 @@ fn group_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.set_only_result(y)
 }
 
-fn batch_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
-    // The momentum is for statistics that are not updated here.
-    c.ignore(&["momentum"]);
-    let x = c.first_tensor()?;
-    let shape = c.shape(x);
-    invalid_if!(shape.len() < 2, "expected at least two axes, found {}", shape.len());
-    let eps = c.float_or("eps", 1e-5)?;
-    let [mean, variance] = c.tensors_named(["running_mean", "running_var"])?;
-    let scale = c.formula([variance], |[variance]| (variance + eps).rsqrt())?;
-    for (result, saved) in [(1, mean), (2, scale)] {
-        if c.is_result_read(result) {
-            // The value saved for a gradient is empty, or the statistic that was used.
-            let declared = c.declared_result_type(result)?;
-            let is_nothing = declared.numel().as_const() == Some(0);
-            let statistic =
-                if is_nothing { c.full(Scalar::Int(0), declared.dtype, declared.shape)? } else { saved };
-            c.set_result(result, statistic);
-        }
-    }
-    let mut steps = vec![(BinaryOp::Sub, Some(mean)), (BinaryOp::Mul, Some(scale))];
-    steps.push((BinaryOp::Mul, c.opt_tensor("weight")?));
-    steps.push((BinaryOp::Add, c.opt_tensor("bias")?));
-    // Statistics and weights may be wider than the operand.
-    let mut y = c.cast(x, c.dtype(x).compute_dtype())?;
-    for (op, w) in steps {
-        if let Some(w) = w {
-            let w = c.cast(w, c.dtype(y))?;
-            let w = c.reshape_per_channel(w, &shape)?;
-            y = c.binary(op, y, w)?;
-        }
-    }
-    let y = c.cast(y, c.dtype(x))?;
-    c.set_only_result(y)
-}
-
 fn vector_norm(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let x = cast_to_requested_dtype(c, x)?;
@@ -254,4 +219,30 @@ fn vector_norm(c: &mut OpCall<'_, '_>) -> EmitResult {
     let is_maximum = order == f64::INFINITY || is_one_element && order != 0.0;
     let order = if is_maximum { f64::INFINITY } else { order };
     c.formula([x], |[x]| x.norm(order, &axes, keep))
+}
+
+/// `direction * (length / norm)`, where the norm is over all axes except `dim`. It is the second result.
+fn weight_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let [direction, length] = c.tensors_named(["v", "g"])?;
+    let rank = c.rank(direction);
+    let dim = c.int_or("dim", 0)?;
+    // -1 means that there is one norm of all elements.
+    let kept = if dim == -1 { None } else { Some(c.resolve_axis(dim, rank)?) };
+    let axes: Vec<usize> = (0..rank).filter(|&axis| Some(axis) != kept).collect();
+    let wide = c.dtype(direction).compute_dtype();
+    let [y, norm] = c.formulas([direction, length], |[direction, length]| {
+        let v = direction.cast(wide);
+        let squares = v.square();
+        let norm = if axes.is_empty() { squares } else { squares.sum(&axes, true) }.sqrt();
+        let y = v * (length.cast(wide) / norm);
+        [y.cast(direction.dtype()), norm]
+    })?;
+    if c.is_result_read(1) {
+        let declared = c.declared_result_type(1)?;
+        let norm = c.reshape(norm, declared.shape)?;
+        let norm = c.cast(norm, declared.dtype)?;
+        c.set_result(1, norm);
+    }
+    c.set_result(0, y);
+    Ok(())
 }

@@ -1,7 +1,7 @@
 //! Slices, splits, concatenation, repetition, padding.
 
 use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
-use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueDef, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, ValueDef, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
@@ -42,11 +42,6 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     }),
     row("aten.flip", "take", flip),
     row("aten.roll", "slice, concat", roll),
-    row_of_results("aten.constant_pad_nd", "pad", pad),
-    row_of_results("aten.pad", "pad, where it is constant", |c| match c.opt_string("mode")? {
-        None | Some("constant") => pad(c),
-        Some(other) => unsupported!("the mode `{other}` is not supported"),
-    }),
     row("aten.diff", "slice, sub", diff),
     row("aten.select_scatter", "slice, concat", |c| {
         let [x, source] = c.tensors_named(["self", "src"])?;
@@ -499,31 +494,6 @@ fn roll(c: &mut OpCall<'_, '_>) -> EmitResult {
         }
     }
     c.reshape(y, shape)
-}
-
-/// `pad` lists pairs (before, after) from the last axis on. Negative numbers remove elements.
-fn pad(c: &mut OpCall<'_, '_>) -> RuleResult {
-    let x = c.first_tensor()?;
-    let value = c.opt_scalar("value")?.unwrap_or(Scalar::Int(0)).convert_to(c.dtype(x));
-    let pads = c.dims("pad")?;
-    let mut shape = c.shape(x);
-    let mut low = vec![Dim::from(0); shape.len()];
-    invalid_if!(
-        pads.len() % 2 != 0 || pads.len() / 2 > shape.len(),
-        "expected pairs for at most {} axes, found {pads:?}",
-        shape.len()
-    );
-    for (pair, axis) in pads.chunks(2).zip((0..shape.len()).rev()) {
-        low[axis] = pair[0].clone();
-        c.require_cropped(&shape[axis], &pair[0], &pair[1])?;
-        shape[axis] = shape[axis].clone() + pair[0].clone() + pair[1].clone();
-    }
-    if pads.iter().all(|p| p.as_const() == Some(0)) {
-        return c.set_only_result(x);
-    }
-    let dtype = c.dtype(x);
-    let y = c.emit_as("pad", Op::Pad { low, value }, &[x], TensorType::new(dtype, shape))?;
-    c.set_only_result(y)
 }
 
 fn diff(c: &mut OpCall<'_, '_>) -> EmitResult {

@@ -231,7 +231,7 @@ fn run(graph: &Graph) {
 #[test]
 fn every_rule_takes_odd_arguments_or_refuses_them() {
     let lines: Vec<&str> = include_str!("schemas.txt").lines().collect();
-    assert!(lines.len() > 400, "{}", lines.len());
+    assert!(lines.len() > 650, "{}", lines.len());
     let mut failures = Vec::new();
     let (mut imported, mut refused, mut never) = (0, 0, 0);
     for line in &lines {
@@ -257,7 +257,7 @@ fn every_rule_takes_odd_arguments_or_refuses_them() {
     }
     // The test is only meaningful if enough calls are valid.
     assert!(
-        imported > refused && never * 9 < lines.len(),
+        imported > refused && never * 5 < lines.len(),
         "{imported} imported, {refused} refused, {never} ops never imported"
     );
     failures.sort();

@@ -115,6 +115,9 @@ fn argument(text: &str) -> Value {
                 None => json!({"as_int": int(i)}),
             };
             json!({"as_sym_ints": items.iter().map(sym).collect::<Vec<_>>()})
+        } else if items.iter().any(|i| i.contains('.')) {
+            let float = |i: &&str| i.parse::<f64>().unwrap_or_else(|_| panic!("number {i}"));
+            json!({"as_floats": items.iter().map(float).collect::<Vec<_>>()})
         } else {
             json!({"as_ints": items.iter().map(|i| int(i)).collect::<Vec<_>>()})
         };

@@ -1,0 +1,300 @@
+//! Upsampling and sampling at given coordinates. See [`symmc_import::resampling`].
+
+use symmc_import::resampling::{
+    AxisResampling, CoordinateTransform, PositionRounding, Resampling, ResamplingFilter, ResamplingStep,
+    resample, resample_gradient,
+};
+use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported, unsupported_if};
+use symmc_ir::{BinaryOp, DType, Dim, UnaryOp, ValueId};
+
+use super::{RuleRow, row};
+use crate::call::OpCall;
+use crate::lower::{EmitResult, RuleResult, Term};
+use crate::schema::Argument;
+
+pub(super) const RULE_ROWS: &[RuleRow] = &[
+    row(
+        "aten.upsample_nearest1d aten.upsample_nearest2d aten.upsample_nearest3d",
+        "reshape, expand; take",
+        |c| upsample(c, NEAREST),
+    ),
+    row(
+        "aten._upsample_nearest_exact1d aten._upsample_nearest_exact2d aten._upsample_nearest_exact3d",
+        "reshape, expand; take",
+        |c| upsample(c, NEAREST_EXACT),
+    ),
+    row("aten.upsample_linear1d aten.upsample_bilinear2d aten.upsample_trilinear3d", "take, mul, add", |c| {
+        upsample(c, LINEAR)
+    }),
+    row("aten.upsample_bicubic2d", "take, mul, add", |c| upsample(c, CUBIC)),
+    row("aten._upsample_bilinear2d_aa", "matmul", |c| upsample(c, LINEAR.antialiased())),
+    row("aten._upsample_bicubic2d_aa", "matmul", |c| upsample(c, SMOOTH_CUBIC)),
+    row(
+        "aten.upsample_nearest1d_backward aten.upsample_nearest2d_backward aten.upsample_nearest3d_backward",
+        "sum; matmul",
+        |c| upsample_backward(c, NEAREST),
+    ),
+    row(
+        "aten._upsample_nearest_exact1d_backward aten._upsample_nearest_exact2d_backward \
+         aten._upsample_nearest_exact3d_backward",
+        "sum; matmul",
+        |c| upsample_backward(c, NEAREST_EXACT),
+    ),
+    row(
+        "aten.upsample_linear1d_backward aten.upsample_bilinear2d_backward aten.upsample_trilinear3d_backward",
+        "matmul",
+        |c| upsample_backward(c, LINEAR),
+    ),
+    row("aten.upsample_bicubic2d_backward", "matmul", |c| upsample_backward(c, CUBIC)),
+    row("aten._upsample_bilinear2d_aa_backward", "matmul", |c| upsample_backward(c, LINEAR.antialiased())),
+    row("aten._upsample_bicubic2d_aa_backward", "matmul", |c| upsample_backward(c, SMOOTH_CUBIC)),
+    row("aten.grid_sampler aten.grid_sampler_2d", "gather, mul, add", grid_sample),
+];
+
+/// The coefficient of cubic filters, and that of cubic filters with antialiasing.
+const CUBIC_COEFFICIENT: f64 = -0.75;
+const SMOOTH_CUBIC_COEFFICIENT: f64 = -0.5;
+
+/// What the name of an operator says.
+#[derive(Clone, Copy)]
+struct UpsamplingKind {
+    filter: ResamplingFilter,
+    transform: CoordinateTransform,
+    antialias: bool,
+}
+
+impl UpsamplingKind {
+    const fn antialiased(self) -> Self {
+        UpsamplingKind { antialias: true, ..self }
+    }
+
+    fn resampling(self) -> Resampling {
+        Resampling { antialias: self.antialias, ..Resampling::new(self.filter) }
+    }
+}
+
+const HALF_PIXEL: CoordinateTransform = CoordinateTransform::HalfPixel { offset: 0.0 };
+const NEAREST: UpsamplingKind = UpsamplingKind {
+    filter: ResamplingFilter::Nearest(PositionRounding::Floor),
+    transform: CoordinateTransform::Asymmetric,
+    antialias: false,
+};
+const NEAREST_EXACT: UpsamplingKind =
+    UpsamplingKind { transform: CoordinateTransform::PixelCenters, ..NEAREST };
+const LINEAR: UpsamplingKind =
+    UpsamplingKind { filter: ResamplingFilter::Linear, transform: HALF_PIXEL, antialias: false };
+const CUBIC: UpsamplingKind = UpsamplingKind { filter: ResamplingFilter::Cubic(CUBIC_COEFFICIENT), ..LINEAR };
+const SMOOTH_CUBIC: UpsamplingKind =
+    UpsamplingKind { filter: ResamplingFilter::Cubic(SMOOTH_CUBIC_COEFFICIENT), antialias: true, ..LINEAR };
+
+/// The factors by which the call multiplies extents, for each of `n` axes.
+fn stated_scales(c: &OpCall<'_, '_>, n: usize) -> RuleResult<Vec<Option<f64>>> {
+    if let Some(argument) = c.get("scale_factors") {
+        return match argument {
+            Argument::Floats(factors) if factors.len() == n => {
+                Ok(factors.iter().map(|&factor| Some(factor)).collect())
+            }
+            Argument::Ints(factors) if factors.len() == n => {
+                Ok(factors.iter().map(|&factor| Some(factor as f64)).collect())
+            }
+            Argument::SymFloats(_) | Argument::SymInts(_) => unsupported!("`scale_factors` is symbolic"),
+            other => invalid!("expected {n} numbers as `scale_factors`, found {}", other.describe()),
+        };
+    }
+    let names: &[&str] = if n == 1 { &["scales"] } else { &["scales_d", "scales_h", "scales_w"] };
+    let scales = names[names.len() - n..].iter().map(|name| c.opt_scalar(name));
+    let scales = scales.collect::<RuleResult<Vec<_>>>()?;
+    Ok(scales.into_iter().map(|scale| scale.map(symmc_ir::Scalar::as_f64)).collect())
+}
+
+/// The resampling of the last axes of an operand of the shape `from` to these extents.
+fn resampled_axes(
+    c: &OpCall<'_, '_>,
+    kind: UpsamplingKind,
+    from: &[Dim],
+    to: &[Dim],
+) -> RuleResult<Vec<AxisResampling>> {
+    let n = to.len();
+    let scales = stated_scales(c, n)?;
+    let align_corners = c.bool_or("align_corners", false)?;
+    let is_aligned = align_corners && !kind.antialias;
+    let transform = if is_aligned { CoordinateTransform::AlignCorners } else { kind.transform };
+    let mut axes = Vec::with_capacity(n);
+    for (i, (count, scale)) in to.iter().zip(scales).enumerate() {
+        let axis = from.len() - n + i;
+        let extent = &from[axis];
+        invalid_if!(
+            c.dim_bounds(count).1 < 1 || c.dim_bounds(extent).1 < 1,
+            "expected at least one element, found {extent:?} and {count:?}"
+        );
+        // PyTorch ignores scales if the extents are equal, and with a double number of nearest neighbours.
+        let is_nearest = matches!(kind.filter, ResamplingFilter::Nearest(_));
+        let is_identity = count == extent && (is_nearest || scale.is_none_or(|scale| scale == 1.0));
+        if is_identity && !kind.antialias {
+            continue;
+        }
+        let is_double = is_nearest && *count == extent.clone() * Dim::from(2);
+        let step = match scale.filter(|scale| *scale > 0.0 && !is_double) {
+            // PyTorch's kernels with antialiasing take the distance of aligned corners, and centers of pixels.
+            _ if align_corners && kind.antialias => match (extent.as_const(), count.as_const()) {
+                (Some(extent), Some(count)) => {
+                    ResamplingStep::Factor((extent - 1) as f64 / (count - 1).max(1) as f64)
+                }
+                _ => return unsupported!("align_corners with antialiasing and symbolic extents"),
+            },
+            Some(scale) => ResamplingStep::Factor(1.0 / scale),
+            None => ResamplingStep::Extents,
+        };
+        axes.push(AxisResampling { axis, count: count.clone(), step, transform });
+    }
+    Ok(axes)
+}
+
+/// The number of axes that an operator on `[batch, channels, ...]` resamples.
+fn resampled_rank(c: &OpCall<'_, '_>, rank: usize) -> RuleResult<usize> {
+    let n = super::windows::axes_in_name(c);
+    invalid_if!(n == 0 || rank != n + 2, "expected {} axes, found {rank}", n + 2);
+    Ok(n)
+}
+
+fn upsample(c: &mut OpCall<'_, '_>, kind: UpsamplingKind) -> EmitResult {
+    let x = c.first_tensor()?;
+    let shape = c.shape(x);
+    let n = resampled_rank(c, shape.len())?;
+    // The sizes are those of the result, also where the call has factors.
+    c.ignore(&["output_size"]);
+    let mut to = c.declared_result_type(0)?.shape;
+    invalid_if!(
+        to.len() != n + 2 || to[..2] != shape[..2],
+        "expected a result with the batch and the channels of {shape:?}, found {to:?}"
+    );
+    let to = to.split_off(2);
+    let axes = resampled_axes(c, kind, &shape, &to)?;
+    resample(c, x, &axes, kind.resampling())
+}
+
+fn upsample_backward(c: &mut OpCall<'_, '_>, kind: UpsamplingKind) -> EmitResult {
+    let gradient = c.first_tensor()?;
+    let shape = c.dims("input_size")?;
+    let n = resampled_rank(c, shape.len())?;
+    let to = c.dims("output_size")?;
+    invalid_if!(
+        to.len() != n || c.shape(gradient).get(2..) != Some(to.as_slice()),
+        "expected a gradient with the extents {to:?}, found {:?}",
+        c.shape(gradient)
+    );
+    let axes = resampled_axes(c, kind, &shape, &to)?;
+    resample_gradient(c, gradient, &shape, &axes, kind.resampling())
+}
+
+/// The position in pixels of a coordinate from -1 to 1.
+fn pixel_position<'f>(x: Term<'f>, extent: &Dim, align_corners: bool) -> Term<'f> {
+    if align_corners {
+        (x + 1.0).binary_dim(BinaryOp::Mul, &(extent.clone() - Dim::from(1))) * 0.5
+    } else {
+        ((x + 1.0).binary_dim(BinaryOp::Mul, extent) - 1.0) * 0.5
+    }
+}
+
+/// The elements of `[batch, channels, height, width]` at coordinates `[batch, rows, columns, 2]`, whose last axis has
+/// the column before the row.
+fn grid_sample(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
+    let grid = c.tensor("grid")?;
+    let Ok([n, channels, height, width]) = <[Dim; 4]>::try_from(c.shape(x)) else {
+        return unsupported!("operands of {} axes are not supported", c.rank(x));
+    };
+    let mode = c.int("interpolation_mode")?;
+    let padding = c.int("padding_mode")?;
+    let align_corners = c.bool_or("align_corners", false)?;
+    unsupported_if!(!(0..=1).contains(&mode), "interpolation_mode {mode} is not supported");
+    unsupported_if!(!(0..=1).contains(&padding), "padding_mode {padding} is not supported");
+    let dtype = c.dtype(x);
+    let (rows, columns) = match c.shape(grid).as_slice() {
+        [batch, rows, columns, two] if *batch == n && two.as_const() == Some(2) => {
+            (rows.clone(), columns.clone())
+        }
+        other => {
+            return invalid!("expected a grid of the extents [{n:?}, rows, columns, 2], found {other:?}");
+        }
+    };
+    let wide = dtype.compute_dtype();
+    let [column, row] = c.formulas([grid], |[grid]| {
+        let grid = grid.cast(wide);
+        let part =
+            |i: i64| grid.slice(3, i, 1).reshape(vec![n.clone(), 1.into(), rows.clone() * columns.clone()]);
+        [part(0), part(1)]
+    })?;
+    let plane = vec![n.clone(), channels.clone(), height.clone() * width.clone()];
+    let x = c.reshape(x, plane)?;
+    let x = c.cast(x, wide)?;
+    let position = |c: &mut OpCall<'_, '_>, at: ValueId, extent: &Dim| {
+        c.formula([at], |[at]| {
+            let at = pixel_position(at, extent, align_corners);
+            if padding == BORDER_MODE { limit_to_axis(at, extent) } else { at }
+        })
+    };
+    let row = position(c, row, &height)?;
+    let column = position(c, column, &width)?;
+    let steps: &[i64] = if mode == NEAREST_MODE { &[0] } else { &[0, 1] };
+    let mut sum = None;
+    for (&down, &right) in steps.iter().flat_map(|down| steps.iter().map(move |right| (down, right))) {
+        let part = c.formula([x, row, column], |[x, row, column]| {
+            let row = neighbour(row, down, mode);
+            let column = neighbour(column, right, mode);
+            let is_inside = is_within(row.position, &height) & is_within(column.position, &width);
+            let index = to_index(row.position, &height).binary_dim(BinaryOp::Mul, &width);
+            let index = index + to_index(column.position, &width);
+            let shape = vec![n.clone(), channels.clone(), rows.clone() * columns.clone()];
+            let elements = x.gather(2, index.expand(shape));
+            let weighted =
+                if mode == NEAREST_MODE { elements } else { elements * (row.weight * column.weight) };
+            is_inside.select(weighted, 0.0)
+        })?;
+        sum = Some(match sum {
+            Some(sum) => c.binary(BinaryOp::Add, sum, part)?,
+            None => part,
+        });
+    }
+    let Some(sum) = sum else { return invalid!("expected elements to sample, found none") };
+    let y = c.cast(sum, dtype)?;
+    c.reshape(y, vec![n, channels, rows, columns])
+}
+
+/// The interpolation mode of `grid_sampler` that takes the nearest element.
+const NEAREST_MODE: i64 = 1;
+
+/// The padding mode of `grid_sampler` that moves coordinates outside the operand to its border.
+const BORDER_MODE: i64 = 1;
+
+/// A position next to a coordinate, and its weight.
+struct Neighbour<'f> {
+    position: Term<'f>,
+    weight: Term<'f>,
+}
+
+/// The lower neighbour of a coordinate, or the upper one if `step` is 1, or the nearest position.
+fn neighbour(x: Term<'_>, step: i64, mode: i64) -> Neighbour<'_> {
+    if mode == NEAREST_MODE {
+        return Neighbour { position: x.unary(UnaryOp::Round), weight: x };
+    }
+    let lower = x.floor();
+    match step {
+        0 => Neighbour { position: lower, weight: 1.0 - (x - lower) },
+        _ => Neighbour { position: lower + 1.0, weight: x - lower },
+    }
+}
+
+fn is_within<'f>(position: Term<'f>, extent: &Dim) -> Term<'f> {
+    let is_before_end = position.map(|c, x| c.binary_dim(BinaryOp::Lt, x, extent));
+    position.ge(0.0) & is_before_end
+}
+
+/// A position limited to an axis, as an index.
+fn to_index<'f>(position: Term<'f>, extent: &Dim) -> Term<'f> {
+    limit_to_axis(position, extent).cast(DType::I64)
+}
+
+fn limit_to_axis<'f>(position: Term<'f>, extent: &Dim) -> Term<'f> {
+    position.max(0.0).binary_dim(BinaryOp::Min, &(extent.clone() - Dim::from(1)))
+}
