@@ -22,4 +22,4 @@ pub use compositions::Compositions;
 pub use emit::Emit;
 pub use failure::{RuleFailure, RuleResult};
 pub use formula::{EmitFormulas, Term};
-pub use rule::{OpRule, OpaqueOps, RuleCall, RuleRow, RuleTables, has_word};
+pub use rule::{OpRule, RuleCall, RuleRow, RuleTables, UnsupportedOps, has_word};

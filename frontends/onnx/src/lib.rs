@@ -19,7 +19,8 @@
 //!   symbols with [`ImportOptions::constraints`].
 //! - **Functions** of the model and branches with constant conditions are inlined.
 //! - **Types.** Every result is checked against its declared type, if there is one.
-//! - **Unsupported ops** become opaque, with a note, if the program declares their result types.
+//! - **Unsupported ops** become opaque, with one note for all of them, if the program or the schema of the op
+//!   gives the number of axes of their results. Extents that neither gives are symbols.
 //!
 //! A file is untrusted data: no input makes an import panic, nesting is bounded, and memory is bounded by the
 //! sizes of the files. The path of an external data file must lead down from the model's folder. Symbolic
@@ -39,10 +40,12 @@ mod known_values;
 mod lower;
 mod lower_nodes;
 mod node;
+mod opaque;
 mod ops;
 mod parameters;
 pub mod proto;
 mod ranks;
+mod result_types;
 mod schemas;
 mod scope;
 mod signature;
@@ -288,8 +291,15 @@ fn prepare_lowering<'p>(
     let arguments = signature::caller_inputs(graph);
     let metadata: Vec<proto::StringStringEntryProto> =
         graph.metadata_props.iter().chain(&model.metadata_props).cloned().collect();
-    let symbols =
-        ProgramSymbols::new(&arguments, &metadata, &options.constraints, options.max_extent, &mut notes)?;
+    let results: Vec<&proto::ValueInfoProto> = graph.value_info.iter().chain(&graph.output).collect();
+    let symbols = ProgramSymbols::new(
+        &arguments,
+        &results,
+        &metadata,
+        &options.constraints,
+        options.max_extent,
+        &mut notes,
+    )?;
     let mut builder = GraphBuilder::new(options.name.clone(), ranks.count_so_far());
     builder.graph_mut().symbols = symbols.table.clone();
     let scope = NameScope::new(String::new(), versions::opset_versions(&model.opset_import)?);

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_import::{Compositions, OpaqueOps, declared, invalid, unsupported, unsupported_if};
+use symmc_import::{Compositions, UnsupportedOps, declared, invalid, unsupported, unsupported_if};
 use symmc_ir::{DType, Dim, GraphBuilder, InputKind, Op, Tensor, TensorType, ValueId};
 
 use crate::emit;
@@ -52,7 +52,10 @@ pub(crate) struct ImportLowering<'p> {
     pub weights: IndexMap<String, Arc<Tensor>>,
     /// Whether nodes are emitted only to be evaluated. Their bindings and parameters are then not kept.
     pub scratch: bool,
-    pub opaque: OpaqueOps,
+    /// The ops that stay opaque.
+    pub opaque: UnsupportedOps,
+    /// The ops whose results have no types.
+    pub untyped: UnsupportedOps,
     pub nodes: usize,
     pub notes: Vec<String>,
 }
@@ -79,7 +82,8 @@ impl<'p> ImportLowering<'p> {
             initializers: HashSet::new(),
             weights: IndexMap::new(),
             scratch: false,
-            opaque: OpaqueOps::default(),
+            opaque: UnsupportedOps::default(),
+            untyped: UnsupportedOps::default(),
             nodes: 0,
             notes: Vec::new(),
         }
@@ -145,7 +149,7 @@ impl<'p> ImportLowering<'p> {
     }
 
     /// The binding of a name, with the level of its scope: the number of enclosing scopes.
-    fn find_binding(&self, name: &str) -> Option<(usize, &'p str, NameBinding<'p>)> {
+    pub fn find_binding(&self, name: &str) -> Option<(usize, &'p str, NameBinding<'p>)> {
         let mut scope = &self.scope;
         let mut level = self.outer.len();
         loop {
@@ -165,6 +169,9 @@ impl<'p> ImportLowering<'p> {
     fn load_stored(&mut self, tensor: &'p proto::TensorProto, level: usize) -> RuleResult<NameBinding<'p>> {
         let name = tensor.name.as_str();
         let error = |message: String| FailureReason::Tensor { tensor: name.to_string(), message };
+        if let Err(found) = tensor_data::dtype_from_code(tensor.data_type) {
+            return unsupported!("the stored tensor `{name}` has {found}, which is not supported");
+        }
         let (dtype, shape) = tensor_data::stored_type(tensor).map_err(error)?;
         let constant = is_constant(dtype, &shape) && !self.parameters.contains(tensor);
         if constant {
@@ -220,6 +227,7 @@ impl<'p> ImportLowering<'p> {
             }
             NameBinding::Unavailable(why) => invalid!("`{name}` is {why}"),
             NameBinding::Sequence(_) => unsupported!("`{name}` is a sequence"),
+            NameBinding::Untyped => unsupported!("the type of `{name}` is not known"),
             NameBinding::Omitted => {
                 invalid!("`{name}` is an input that the function call omits")
             }
@@ -236,7 +244,10 @@ impl<'p> ImportLowering<'p> {
             NameBinding::Known(KnownValue::Data(data), None) => Some(data.dtype()),
             NameBinding::Known(KnownValue::Ints(ints), None) => Some(ints.dtype),
             NameBinding::Stored(tensor) => tensor_data::dtype_from_code(tensor.data_type).ok(),
-            NameBinding::Sequence(_) | NameBinding::Omitted | NameBinding::Unavailable(_) => None,
+            NameBinding::Sequence(_)
+            | NameBinding::Omitted
+            | NameBinding::Unavailable(_)
+            | NameBinding::Untyped => None,
         }
     }
 
@@ -259,7 +270,7 @@ impl<'p> ImportLowering<'p> {
     }
 
     pub fn check_declared(
-        &self,
+        &mut self,
         node: &proto::NodeProto,
         name: &str,
         found: &TensorType,
@@ -274,6 +285,11 @@ impl<'p> ImportLowering<'p> {
                     differ.expected, differ.found
                 ),
             }
-        })
+        })?;
+        let declared = self.scope.declared.get(name).and_then(|ty| ty.tensor_type.as_ref()?.shape.as_ref());
+        if let Some(shape) = declared.filter(|_| !self.scratch) {
+            self.symbols.record_extents(shape, &found.shape);
+        }
+        Ok(())
     }
 }

@@ -2,18 +2,17 @@
 //!
 //! Each op has a rule ([`crate::ops`]) that emits graph nodes for it. Around the rules, this module folds
 //! known values, inlines functions and branches with a known condition, keeps ONNX's names for results, and
-//! checks each result against its declared type. An op without a rule becomes opaque if its result types are
-//! declared.
+//! checks each result against its declared type. An op without a rule becomes opaque ([`crate::opaque`]).
 
 use symmc_import::invalid;
+use symmc_ir::DType;
 use symmc_ir::text::with_symbol_names;
-use symmc_ir::{DType, Op};
 
 use crate::call::OpCall;
 use crate::error::FailureReason;
 use crate::inline::{self, BodyScope, InlinedBody};
 use crate::lower::{ImportLowering, RuleFailure, RuleResult};
-use crate::node::{describe_attribute, display_name, node_label, normalize_domain};
+use crate::node::{display_name, node_label, normalize_domain};
 use crate::ops;
 use crate::proto;
 use crate::scope::NameBinding;
@@ -25,8 +24,7 @@ const MAX_NODES: usize = 1 << 18;
 impl<'p> ImportLowering<'p> {
     pub fn lower_program_nodes(&mut self, nodes: &'p [proto::NodeProto]) -> Result<(), FailureReason> {
         self.lower_nodes(nodes)?;
-        self.notes.extend(self.opaque.take_notes());
-        Ok(())
+        self.report_unsupported()
     }
 
     pub fn lower_nodes(&mut self, nodes: &'p [proto::NodeProto]) -> Result<(), FailureReason> {
@@ -39,6 +37,9 @@ impl<'p> ImportLowering<'p> {
         if self.nodes > MAX_NODES && !self.outer.is_empty() {
             return Err(node_error(node, format!("functions expand to more than {MAX_NODES} nodes")));
         }
+        if self.skip_untyped(node) {
+            return Ok(());
+        }
         let lowered = match inline::find_inlined_body(self, node) {
             Ok(Some(body)) => self.lower_body(node, body),
             Ok(None) => self.lower_by_rule(node),
@@ -46,6 +47,10 @@ impl<'p> ImportLowering<'p> {
         };
         let lowered = match lowered {
             Err(RuleFailure::Opaque(why)) => self.lower_opaque(node, &why),
+            // The extents of opaque results are not related to others as the node expects.
+            Err(RuleFailure::Invalid(why)) if self.symbols.has_symbols_of_results => {
+                self.lower_opaque(node, &why)
+            }
             other => other,
         };
         // Messages of the IR contain ids of symbols, which are replaced by names.
@@ -105,43 +110,6 @@ impl<'p> ImportLowering<'p> {
         call.reset_reads();
         row.rule.rule.apply(&mut call)?;
         call.finish()
-    }
-
-    /// Lowers a node to an opaque op with its declared result types.
-    fn lower_opaque(&mut self, node: &'p proto::NodeProto, why: &str) -> RuleResult {
-        let op = display_name(node);
-        if self.scratch {
-            return Err(RuleFailure::Opaque(why.to_string()));
-        }
-        let mut operands = Vec::new();
-        for name in node.input.iter().filter(|n| !n.is_empty()) {
-            operands.push(self.resolve_value(name)?);
-        }
-        let wanted: Vec<&'p str> =
-            node.output.iter().map(String::as_str).filter(|n| self.scope.is_read(n)).collect();
-        let mut types = Vec::new();
-        for name in &wanted {
-            let declared = self.declared_type(name)?;
-            types.push(declared.ok_or_else(|| {
-                RuleFailure::Invalid(format!(
-                    "{why}, and the program does not declare the type of its result `{name}`; onnx.shape_inference adds the types of ONNX's own operators"
-                ))
-            })?);
-        }
-        self.opaque.record(&op, &with_symbol_names(why, &self.symbols.table));
-        if wanted.is_empty() {
-            return Ok(());
-        }
-        let attributes: Vec<String> = node.attribute.iter().map(describe_attribute).collect();
-        let op = Op::Opaque { name: op, attributes: attributes.join(", ") };
-        let label = format!("{}{}.opaque", self.scope.prefix, node_label(node));
-        let results = self.builder.node_as(&label, op, &operands, types)?;
-        for (name, value) in wanted.into_iter().zip(results) {
-            let shown = format!("{}{name}", self.scope.prefix);
-            self.builder.rename(value, &shown)?;
-            self.scope.bind(name, NameBinding::Value(value)).map_err(RuleFailure::Invalid)?;
-        }
-        Ok(())
     }
 }
 

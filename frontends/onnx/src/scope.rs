@@ -20,6 +20,8 @@ pub(crate) enum NameBinding<'p> {
     Sequence(Vec<ValueId>),
     /// An operand that the function call omits.
     Omitted,
+    /// A result of an op whose result types are not known.
+    Untyped,
     /// No tensor, with a phrase that says why.
     Unavailable(String),
 }

@@ -33,7 +33,7 @@ impl<'p> ImportLowering<'p> {
 
     pub fn lower_program_nodes(&mut self) -> Result<()> {
         self.lower_nodes()?;
-        self.notes.extend(self.opaque.take_notes());
+        self.notes.extend(self.opaque.opaque_note());
         Ok(())
     }
 

@@ -251,7 +251,11 @@ fn symbolic_floats_stand_where_numbers_stand() {
         .output("y");
     let imported = unknown.import().unwrap();
     let notes = imported.notes.join("; ");
-    assert!(notes.contains("aten.mul.Tensor stays opaque") && notes.contains("Symbol('zuf0')"), "{notes}");
+    assert!(
+        notes.contains("stay opaque, so the program does not run: aten.mul.Tensor (node `y`)")
+            && notes.contains("Symbol('zuf0')"),
+        "{notes}"
+    );
 }
 
 #[test]
@@ -377,7 +381,8 @@ fn an_unknown_op_is_opaque_with_its_declared_results() {
     assert_eq!((&node.op, node.outputs.len()), (&expected, 2));
     assert_eq!(
         imported.notes,
-        ["mylib.mystery.default stays opaque (1 node): this operator is not supported"]
+        ["these operators stay opaque, so the program does not run: \
+          mylib.mystery.default (node `y`): this operator is not supported"]
     );
 }
 
