@@ -13,6 +13,7 @@ pub mod formula;
 pub mod functions;
 pub mod fuzz;
 pub mod ranges;
+pub mod recurrent;
 pub mod requirement;
 pub mod rule;
 pub mod sizes;

@@ -70,6 +70,11 @@ pub(crate) struct OpCall<'c, 'p> {
     first_new: usize,
 }
 
+/// The shortest decimal that parses to an f32, so that 1e-5 does not become the nearest f32 in f64.
+fn shortest_decimal(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or(f64::from(x))
+}
+
 fn require_operand<T>(i: usize, found: Option<T>) -> RuleResult<T> {
     found.ok_or_else(|| RuleFailure::Invalid(format!("expected an operand {i}, found none")))
 }
@@ -325,10 +330,8 @@ impl<'c, 'p> OpCall<'c, 'p> {
     }
 
     pub fn opt_float(&self, name: &str) -> RuleResult<Option<f64>> {
-        // The shortest decimal that parses to the stored f32, so that 1e-5 does not become the nearest f32 in
-        // f64.
         let attribute = self.typed_attribute(name, kind::FLOAT, "a number")?;
-        Ok(attribute.map(|a| a.f.to_string().parse().unwrap_or(f64::from(a.f))))
+        Ok(attribute.map(|a| shortest_decimal(a.f)))
     }
 
     pub fn float_or(&self, name: &str, default: f64) -> RuleResult<f64> {
@@ -337,6 +340,11 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     pub fn opt_attribute_ints(&self, name: &str) -> RuleResult<Option<&'p [i64]>> {
         Ok(self.typed_attribute(name, kind::INTS, "integers")?.map(|a| a.ints.as_slice()))
+    }
+
+    pub fn opt_attribute_floats(&self, name: &str) -> RuleResult<Option<Vec<f64>>> {
+        let attribute = self.typed_attribute(name, kind::FLOATS, "numbers")?;
+        Ok(attribute.map(|a| a.floats.iter().map(|f| shortest_decimal(*f)).collect()))
     }
 
     pub fn opt_string(&self, name: &str) -> RuleResult<Option<&'p str>> {

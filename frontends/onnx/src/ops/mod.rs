@@ -9,6 +9,7 @@ mod elementwise;
 mod index;
 mod linear;
 mod normalize;
+mod recurrent;
 mod reduce;
 mod sequences;
 mod slicing;
@@ -26,6 +27,7 @@ static RULE_TABLES: RuleTables<VersionedRule> = RuleTables::new(&[
     activations::RULE_ROWS,
     linear::RULE_ROWS,
     normalize::RULE_ROWS,
+    recurrent::RULE_ROWS,
     attention::RULE_ROWS,
     reduce::RULE_ROWS,
     views::RULE_ROWS,

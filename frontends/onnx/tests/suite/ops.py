@@ -1,5 +1,5 @@
 """Writes ops.txt: cases of ONNX ops with the results of the reference evaluator of the `onnx` package. The results
-of ops of com.microsoft are those of ONNX Runtime.
+of ops of com.microsoft and of recurrent layers are those of ONNX Runtime.
 
     python3 ops.py > ops.txt        (needs onnx, onnxruntime and numpy)
 
@@ -377,6 +377,34 @@ def extremes():
 
 
 
+def recurrent():
+    """Layers of 3 steps, a batch of 2, 2 inputs and 2 hidden units."""
+    gates = {"RNN": 1, "LSTM": 4, "GRU": 3}
+    for version in (7, 14, 22):
+        for op, n in gates.items():
+            for direction in ("forward", "reverse", "bidirectional"):
+                d = 2 if direction == "bidirectional" else 1
+                results = 3 if op == "LSTM" else 2
+                weights = [wave(d, n * 2, 2) / 3, wave(d, n * 2, 2)[..., ::-1] / 4]
+                attributes = {"hidden_size": 2, "direction": direction}
+                yield version, op, attributes, [wave(3, 2, 2), *weights], results
+                bias, states = wave(d, n * 4) / 5, wave(d, 2, 2) / 6
+                cells = [-states, wave(d, 6) / 7] if op == "LSTM" else []
+                everything = [wave(3, 2, 2), *weights, bias, i(3, 1, dtype=np.int32), states, *cells]
+                yield version, op, attributes, everything, results
+                functions = {"RNN": ["Relu"], "LSTM": ["HardSigmoid", "Softsign", "Elu"], "GRU": ["Sigmoid", "LeakyRelu"]}[op]
+                others = {"activations": functions * d, "activation_alpha": [0.3, 0.5] * d, "clip": 0.75}
+                if op == "LSTM":
+                    others |= {"activation_beta": [0.4] * d, "input_forget": 1}
+                if op == "GRU":
+                    others |= {"linear_before_reset": 1, "activation_alpha": [0.3] * d}
+                if op == "RNN":
+                    del others["activation_alpha"]
+                everything[4] = None
+                yield version, op, attributes | others, everything, results
+    yield 14, "LSTM", {"hidden_size": 1}, [wave(1, 1, 2), wave(1, 4, 2), wave(1, 4, 1), None, C(np.array([1], np.int32))], 1
+
+
 def typed(array):
     dims = ",".join(map(str, array.shape))
     flat = array.reshape(-1).tolist()
@@ -408,7 +436,7 @@ def line(version, op, attributes, operands, results=1):
             feeds[f"x{k}"] = array
             values.append(helper.make_tensor_value_info(f"x{k}", helper.np_dtype_to_tensor_dtype(array.dtype), array.shape))
     domain, _, name = op.rpartition("::")
-    theirs = domain or name == "SimplifiedLayerNormalization"
+    theirs = domain or name in ("SimplifiedLayerNormalization", "RNN", "LSTM", "GRU")
     node = helper.make_node(name, inputs, names, domain=domain, **attributes)
     kind = TensorProto.FLOAT if theirs else TensorProto.UNDEFINED
     outputs = [helper.make_tensor_value_info(n, kind, None) for n in names]
@@ -434,7 +462,7 @@ def line(version, op, attributes, operands, results=1):
 
 if __name__ == "__main__":
     print("# Written by ops.py: version, op and attributes | operands | results.")
-    for case in [*CASES, *extremes()]:
+    for case in [*CASES, *recurrent(), *extremes()]:
         try:
             print(line(*case))
         except Exception as error:  # Shows which case the evaluator refuses.

@@ -69,14 +69,23 @@ pub fn stored(name: &str, tensor: &Tensor) -> proto::TensorProto {
     }
 }
 
-/// An attribute: `1`, `0.5`, `'text'`, `[1,2]` or `{f32[1]: 2}`.
+/// An attribute: `1`, `0.5`, `'text'`, `[1,2]`, `[0.5]`, `['text']` or `{f32[1]: 2}`.
 pub fn attribute(name: &str, text: &str) -> proto::AttributeProto {
     let mut a = proto::AttributeProto { name: name.into(), ..proto::AttributeProto::default() };
     if let Some(text) = text.strip_prefix('\'') {
         (a.r#type, a.s) = (kind::STRING, text.trim_end_matches('\'').as_bytes().to_vec().into());
     } else if let Some(list) = text.strip_prefix('[') {
-        let items = list.trim_end_matches(']').split(',').filter(|i| !i.is_empty());
-        (a.r#type, a.ints) = (kind::INTS, items.map(|i| i.parse().expect("an integer")).collect());
+        let items: Vec<&str> = list.trim_end_matches(']').split(',').filter(|i| !i.is_empty()).collect();
+        if items.iter().any(|i| i.starts_with('\'')) {
+            let texts = items.iter().map(|i| i.trim_matches('\'').as_bytes().to_vec().into());
+            (a.r#type, a.strings) = (kind::STRINGS, texts.collect());
+        } else if items.iter().any(|i| i.contains('.')) {
+            let floats = items.iter().map(|i| i.parse().expect("a number"));
+            (a.r#type, a.floats) = (kind::FLOATS, floats.collect());
+        } else {
+            let ints = items.iter().map(|i| i.parse().expect("an integer"));
+            (a.r#type, a.ints) = (kind::INTS, ints.collect());
+        }
     } else if let Some(constant) = text.strip_prefix('{') {
         let (ty, numbers) = constant.trim_end_matches('}').split_once(':').expect("a type and numbers");
         let numbers: Vec<f64> = numbers.split_whitespace().map(|n| n.parse().expect("a number")).collect();
