@@ -34,7 +34,7 @@ def arrays(values, names):
     for name, value in zip(names, values):
         if not isinstance(value, (numpy.ndarray, numpy.generic)) or numpy.asarray(value).dtype.kind in "OUSc":
             return None
-        out[name] = numpy.ascontiguousarray(numpy.asarray(value))
+        out[name] = numpy.asarray(value, order="C")
     return out
 
 
@@ -81,6 +81,7 @@ def main():
     parser.add_argument("symmc", help="the symmc command")
     parser.add_argument("--case", help="only cases whose name matches this pattern")
     parser.add_argument("--keep", help="a folder for the files of cases that went wrong")
+    parser.add_argument("--refused", action="store_true", help="also print the cases that are refused or out of scope")
     args = parser.parse_args()
     from onnx.backend.test.case.node import collect_testcases
 
@@ -104,6 +105,8 @@ def main():
                 if again != "refused":
                     status, words = ("agreed as initializers" if again == "agreed" else again), said
             total[status] += 1
+            if args.refused and status in ("refused", "out of scope"):
+                print(f"{status}: {case.name}: {words}", flush=True)
             if status == "wrong":
                 print(f"wrong: {case.name}: {words}", flush=True)
                 if args.keep:

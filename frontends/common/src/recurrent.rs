@@ -132,7 +132,10 @@ pub struct RecurrentResults {
 }
 
 /// Emits one direction of a layer.
-pub fn emit_direction<C: Emit>(c: &mut C, layer: &RecurrentDirection) -> RuleResult<RecurrentResults, C::Error> {
+pub fn emit_direction<C: Emit>(
+    c: &mut C,
+    layer: &RecurrentDirection,
+) -> RuleResult<RecurrentResults, C::Error> {
     let [steps, batch, _] = c.shape(layer.x).try_into().map_err(|shape: Vec<Dim>| {
         RuleFailure::Invalid(format!("expected three axes of the operand, found {}", shape.len()))
     })?;

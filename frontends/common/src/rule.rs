@@ -115,10 +115,10 @@ impl<R> RuleTables<R> {
 
 /// Ops of a program that have no rule, or not as they are used: the reason and the node of the first use, and the
 /// number of nodes.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct UnsupportedOps(IndexMap<String, UnsupportedUse>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct UnsupportedUse {
     why: String,
     first: String,
@@ -129,6 +129,10 @@ impl UnsupportedOps {
     pub fn record(&mut self, op: &str, node: &str, why: &str) {
         let new = || UnsupportedUse { why: why.to_string(), first: node.to_string(), count: 0 };
         self.0.entry(op.to_string()).or_insert_with(new).count += 1;
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Each op once, with its number of nodes, the first of them, and the reason there. `None` if there are no ops.

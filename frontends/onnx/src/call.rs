@@ -7,6 +7,7 @@ use std::sync::Arc;
 use symmc_import::{Compositions, Emit, RuleCall, invalid, unsupported, unsupported_if};
 use symmc_ir::{DType, Dim, GraphBuilder, InputKind, Scalar, Tensor, TensorType, ValueDef, ValueId};
 
+use crate::control_flow::SizeCondition;
 use crate::error::FailureReason;
 use crate::known_values::{KnownValue, SymbolicInts, type_of_tensor, uniform_scalar};
 use crate::lower::{EmitResult, ImportLowering, RuleFailure, RuleResult};
@@ -415,6 +416,13 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     pub fn set_known(&mut self, result: usize, known: KnownValue) {
         self.bind_result(result, NameBinding::Known(known, None));
+    }
+
+    /// Records which condition on sizes the only result is.
+    pub fn record_size_condition(&mut self, condition: SizeCondition) {
+        if let Some(name) = self.node.output.first() {
+            self.lowering.scope.size_conditions.insert(name, condition);
+        }
     }
 
     pub fn sequence(&mut self, i: usize) -> RuleResult<Vec<ValueId>> {

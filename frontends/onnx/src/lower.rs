@@ -251,7 +251,7 @@ impl<'p> ImportLowering<'p> {
         }
     }
 
-    fn emit_known(&mut self, name: &str, known: &KnownValue) -> EmitResult {
+    pub fn emit_known(&mut self, name: &str, known: &KnownValue) -> EmitResult {
         let label = format!("{}{name}", self.scope.prefix);
         match known {
             KnownValue::Ints(ints) => emit::emit_ints(&mut self.builder, &label, ints),

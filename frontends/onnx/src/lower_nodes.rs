@@ -1,7 +1,7 @@
 //! Lowers the nodes of a program to graph nodes, in order.
 //!
 //! Each op has a rule ([`crate::ops`]) that emits graph nodes for it. Around the rules, this module folds
-//! known values, inlines functions and branches with a known condition, keeps ONNX's names for results, and
+//! known values, inlines functions, branches and loops, keeps ONNX's names for results, and
 //! checks each result against its declared type. An op without a rule becomes opaque ([`crate::opaque`]).
 
 use symmc_import::invalid;
@@ -10,13 +10,11 @@ use symmc_ir::text::with_symbol_names;
 
 use crate::call::OpCall;
 use crate::error::FailureReason;
-use crate::inline::{self, BodyScope, InlinedBody};
 use crate::lower::{ImportLowering, RuleFailure, RuleResult};
 use crate::node::{display_name, node_label, normalize_domain};
 use crate::ops;
 use crate::proto;
-use crate::scope::NameBinding;
-use crate::{evaluate, fold, schemas};
+use crate::{control_flow, evaluate, fold, inline, schemas};
 
 /// The largest number of nodes that function calls may expand to.
 const MAX_NODES: usize = 1 << 18;
@@ -40,10 +38,10 @@ impl<'p> ImportLowering<'p> {
         if self.skip_untyped(node) {
             return Ok(());
         }
-        let lowered = match inline::find_inlined_body(self, node) {
-            Ok(Some(body)) => self.lower_body(node, body),
-            Ok(None) => self.lower_by_rule(node),
-            Err(stop) => Err(stop),
+        let lowered = match inline::find_function(self, node) {
+            Some(function) => self.lower_function(node, function),
+            None if control_flow::is_control_flow(node) => self.lower_control_flow(node),
+            None => self.lower_by_rule(node),
         };
         let lowered = match lowered {
             Err(RuleFailure::Opaque(why)) => self.lower_opaque(node, &why),
@@ -57,31 +55,6 @@ impl<'p> ImportLowering<'p> {
         lowered.map_err(|stop| {
             stop.into_error(|message| node_error(node, with_symbol_names(&message, &self.symbols.table)))
         })
-    }
-
-    fn lower_body(&mut self, node: &'p proto::NodeProto, body: InlinedBody<'p>) -> RuleResult {
-        let BodyScope { scope, nodes, outputs } = inline::prepare_body(self, node, body)?;
-        let mut results = Vec::new();
-        self.lower_in_scope(scope, |inner| {
-            inner.scope.mark_read_at_end(outputs.iter().copied());
-            inner.lower_nodes(nodes)?;
-            for name in &outputs {
-                let binding = inner.resolve_name(name).unwrap_or_else(|_| {
-                    let node = node_label(node);
-                    NameBinding::Unavailable(format!(
-                        "the result `{name}` of `{node}`, which the body does not define"
-                    ))
-                });
-                results.push(binding);
-            }
-            Ok(())
-        })?;
-        for (name, binding) in node.output.iter().zip(results) {
-            if !name.is_empty() {
-                self.scope.bind(name, binding).map_err(RuleFailure::Invalid)?;
-            }
-        }
-        Ok(())
     }
 
     fn lower_by_rule(&mut self, node: &'p proto::NodeProto) -> RuleResult {

@@ -60,7 +60,7 @@ impl<'p> ImportLowering<'p> {
 
     /// If a node reads an untyped value, makes its results untyped. An op without a rule is recorded.
     pub fn skip_untyped(&mut self, node: &'p proto::NodeProto) -> bool {
-        if self.untyped.describe().is_none() {
+        if self.untyped.is_empty() {
             return false;
         }
         let is_untyped = |name: &&str| matches!(self.find_binding(name), Some((.., NameBinding::Untyped)));

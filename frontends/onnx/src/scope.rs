@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use symmc_ir::ValueId;
 
+use crate::control_flow::SizeCondition;
 use crate::known_values::KnownValue;
 use crate::proto;
 
@@ -26,6 +27,7 @@ pub(crate) enum NameBinding<'p> {
     Unavailable(String),
 }
 
+#[derive(Clone)]
 pub(crate) struct NameScope<'p> {
     /// The prefix of the names of values, which makes them unique across graphs.
     pub prefix: String,
@@ -36,6 +38,8 @@ pub(crate) struct NameScope<'p> {
     /// The attributes of the function call whose body this is.
     pub attributes: HashMap<&'p str, &'p proto::AttributeProto>,
     pub declared: HashMap<&'p str, &'p proto::TypeProto>,
+    /// The conditions on sizes that results are, by the names of the results.
+    pub size_conditions: HashMap<&'p str, SizeCondition>,
     values: HashMap<&'p str, NameBinding<'p>>,
     read: HashSet<&'p str>,
 }
@@ -48,6 +52,7 @@ impl<'p> NameScope<'p> {
             opsets,
             attributes: HashMap::new(),
             declared: HashMap::new(),
+            size_conditions: HashMap::new(),
             values: HashMap::new(),
             read: HashSet::new(),
         }

@@ -28,6 +28,7 @@ const RANGES: &str = "pkg.torch.export.ExportedProgram.range_constraints";
 const MAX_RESULT_ELEMENTS: i64 = 1 << 30;
 
 /// The symbols of a program, by the names of the file.
+#[derive(Clone)]
 pub(crate) struct ProgramSymbols {
     pub table: EntityMap<SymbolId, Symbol>,
     ids: HashMap<String, Dim>,

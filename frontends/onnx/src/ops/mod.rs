@@ -65,7 +65,7 @@ pub(crate) fn find_definition(row: &RuleRow, version: i64) -> Result<&'static Op
 }
 
 pub(crate) fn supported() -> Vec<(&'static str, &'static str)> {
-    RULE_TABLES.supported()
+    RULE_TABLES.supported().into_iter().chain(crate::control_flow::SUPPORTED.iter().copied()).collect()
 }
 
 #[cfg(test)]
