@@ -3,6 +3,7 @@
 
 mod activations;
 mod attention;
+mod attention_runtime;
 mod collectives;
 mod create;
 mod elementwise;
@@ -11,6 +12,7 @@ mod linear;
 mod normalize;
 mod recurrent;
 mod reduce;
+mod rotary;
 mod sequences;
 mod slicing;
 mod views;
@@ -29,6 +31,8 @@ static RULE_TABLES: RuleTables<VersionedRule> = RuleTables::new(&[
     normalize::RULE_ROWS,
     recurrent::RULE_ROWS,
     attention::RULE_ROWS,
+    attention_runtime::RULE_ROWS,
+    rotary::RULE_ROWS,
     reduce::RULE_ROWS,
     views::RULE_ROWS,
     slicing::RULE_ROWS,

@@ -1006,3 +1006,43 @@ fn external_data_is_read_only_within_its_folder() {
     assert_eq!(imported.weights[0]["w"].to_f64(), [1.0, 2.0, 3.0, 4.0]);
     fails(&[("location", "null.data")], "found the device");
 }
+
+#[test]
+fn packed_operands_of_attention_are_those_apart() {
+    // ONNX Runtime has no kernels for them on CPUs.
+    let numbers = |n: usize, factor: f64| (0..n).map(|i| (i as f64 * factor).sin()).collect::<Vec<_>>();
+    let (q, kv) = (numbers(24, 1.3), numbers(80, 0.7));
+    let part = |from: &[f64], parts: usize, i: usize| -> Vec<f64> {
+        from.chunks(4).skip(i).step_by(parts).flatten().copied().collect()
+    };
+    let apart = |length: i64| {
+        Fake::new(20)
+            .input("q", "f32[1,3,8]")
+            .input("k", &format!("f32[1,{length},8]"))
+            .input("v", &format!("f32[1,{length},8]"))
+            .node("com.microsoft::MultiHeadAttention num_heads=2", &["q", "k", "v"], &["y"])
+            .output("y")
+    };
+    let packed_keys = Fake::new(20)
+        .input("q", "f32[1,3,8]")
+        .input("kv", "f32[1,5,2,2,4]")
+        .node("com.microsoft::MultiHeadAttention num_heads=2", &["q", "kv"], &["y"])
+        .output("y");
+    let keys = part(&kv, 2, 0);
+    let values = part(&kv, 2, 1);
+    let expected = run(
+        &apart(5),
+        &[],
+        &[tensor("f32[1,3,8]", &q), tensor("f32[1,5,8]", &keys), tensor("f32[1,5,8]", &values)],
+    );
+    let actual = run(&packed_keys, &[], &[tensor("f32[1,3,8]", &q), tensor("f32[1,5,2,2,4]", &kv)]);
+    assert_eq!(actual, expected);
+    let packed = Fake::new(20)
+        .input("x", "f32[1,3,2,3,4]")
+        .node("com.microsoft::MultiHeadAttention num_heads=2", &["x"], &["y"])
+        .output("y");
+    let x = numbers(72, 0.9);
+    let each: Vec<Tensor> = (0..3).map(|i| tensor("f32[1,3,8]", &part(&x, 3, i))).collect();
+    let actual = run(&packed, &[], &[tensor("f32[1,3,2,3,4]", &x)]);
+    assert_eq!(actual, run(&apart(3), &[], &each));
+}

@@ -405,6 +405,61 @@ def recurrent():
     yield 14, "LSTM", {"hidden_size": 1}, [wave(1, 1, 2), wave(1, 4, 2), wave(1, 4, 1), None, C(np.array([1], np.int32))], 1
 
 
+def runtime_attention():
+    """Attention ops of ONNX Runtime with all optional operands."""
+    mha = "com.microsoft::MultiHeadAttention"
+    x = [wave(2, 3, 8), wave(2, 3, 8)[..., ::-1], ramp(2, 3, 8) / 9]
+    padding = [
+        i(2, 3, dtype=np.int32),
+        i(1, 1, 0, 1, 0, 1, shape=(2, 3), dtype=np.int32),
+        i(*([1, 0, 0, 1, 1, 0, 1, 1, 1] * 2), shape=(2, 3, 3), dtype=np.int32),
+    ]
+    for mask in padding[1:]:
+        yield 20, mha, {"num_heads": 2}, [*x, None, mask]
+        yield 20, mha, {"num_heads": 2, "mask_filter_value": -3.0}, [*x, None, mask, wave(1, 2, 3, 3)]
+    yield 20, mha, {"num_heads": 2, "unidirectional": 1}, [*x, None, None, None, wave(2, 2, 4, 4), ramp(2, 2, 4, 4) / 9], 3
+    attention = "com.microsoft::Attention"
+    w = [wave(2, 3, 4), wave(4, 24) / 3, wave(24)]
+    yield 20, attention, {"num_heads": 2}, w
+    yield 20, attention, {"num_heads": 2, "unidirectional": 1, "scale": 0.3}, w[:2]
+    yield 20, attention, {"num_heads": 2, "qkv_hidden_sizes": [4, 4, 16]}, w
+    yield 20, attention, {"num_heads": 2}, [*w, None, wave(2, 2, 2, 2, 4)], 2
+    for mask in padding:
+        yield 20, attention, {"num_heads": 2}, [*w, mask]
+    yield 20, attention, {"num_heads": 2}, [*w, None, None, wave(2, 2, 3, 3)]
+    gqa = "com.microsoft::GroupQueryAttention"
+    heads = {"num_heads": 4, "kv_num_heads": 2}
+
+    def operands(batch, length, past, last, total, *more, size=16, packed=False):
+        q, k, v = wave(batch, length, 4 * size), wave(batch, length, 2 * size)[..., ::-1], ramp(batch, length, 2 * size) / 50
+        cache = [None, None] if past is None else [wave(batch, 2, past, size) / 2, -wave(batch, 2, past, size)]
+        first = [np.concatenate([q, k, v], axis=2), None, None] if packed else [q, k, v]
+        return [*first, *cache, i(*last, dtype=np.int32), C(np.array(total, np.int32)), *more]
+
+    angles = [wave(9, 8), wave(9, 8)[..., ::-1]]
+    grown = (2, 1, 5, (5, 3), 6)
+    for more in ({}, {"softcap": 2.0}, {"smooth_softmax": 1}, {"scale": 0.2}, {"local_window_size": 2}):
+        yield 20, gqa, heads | more, operands(*grown), 3
+    # What a sequence does not fill of its cache is not defined. Here it is zero before.
+    shared = operands(2, 1, 8, (5, 3), 6)
+    for cache in shared[3:5]:
+        cache[0, :, 5:], cache[1, :, 3:] = 0, 0
+    yield 20, gqa, heads, shared, 3
+    yield 20, gqa, heads, operands(2, 3, None, (2, 2), 3), 3
+    yield 20, gqa, heads | {"local_window_size": 2}, operands(2, 4, None, (3, 3), 4), 3
+    yield 20, gqa, heads, operands(1, 2, 3, (4,), 5), 3
+    yield 20, gqa, heads, operands(*grown, packed=True), 3
+    for interleaved in (0, 1):
+        rotary = heads | {"do_rotary": 1, "rotary_interleaved": interleaved}
+        yield 20, gqa, rotary, operands(*grown, *angles), 3
+        yield 20, gqa, rotary, operands(1, 3, None, (2,), 3, *angles, packed=True), 3
+        yield 20, gqa, rotary, operands(1, 2, 3, (4,), 5, *angles), 3
+    positions = i(3, 1, shape=(2, 1))
+    yield 20, gqa, heads | {"do_rotary": 1}, operands(*grown, *angles, positions), 3
+    yield 20, gqa, heads, operands(*grown, None, None, None, wave(2, 1, 1, 6)), 3
+    yield 20, gqa, heads, operands(*grown, None, None, None, None, wave(4)), 3
+
+
 def typed(array):
     dims = ",".join(map(str, array.shape))
     flat = array.reshape(-1).tolist()
@@ -462,7 +517,7 @@ def line(version, op, attributes, operands, results=1):
 
 if __name__ == "__main__":
     print("# Written by ops.py: version, op and attributes | operands | results.")
-    for case in [*CASES, *recurrent(), *extremes()]:
+    for case in [*CASES, *recurrent(), *runtime_attention(), *extremes()]:
         try:
             print(line(*case))
         except Exception as error:  # Shows which case the evaluator refuses.
