@@ -2,6 +2,9 @@
 
 use crate::formula::Term;
 
+/// From here on, `1 + x * x` is `x * x` in f32, and `x * x` does not overflow before.
+const LARGE: f64 = (1u64 << 28) as f64;
+
 impl<E> Term<'_, E> {
     /// `exp(x) - 1`, computed as `tanh(x / 2) * (exp(x) + 1)`, which keeps the precision of small numbers.
     pub fn expm1(self) -> Self {
@@ -35,6 +38,28 @@ impl<E> Term<'_, E> {
     pub fn cosh(self) -> Self {
         let opposite = -self;
         (self.exp() + opposite.exp()) * 0.5
+    }
+
+    /// The inverse of the hyperbolic sine. The square of a large number would overflow: there it is `log(2x)`.
+    pub fn inverse_sinh(self) -> Self {
+        let size = self.abs();
+        let square = size.square();
+        let small = (size + square / ((square + 1.0).sqrt() + 1.0)).log1p();
+        let large = size.log() + std::f64::consts::LN_2;
+        size.gt(LARGE).select(large, small) * self.sign()
+    }
+
+    /// The inverse of the hyperbolic cosine.
+    pub fn inverse_cosh(self) -> Self {
+        let above = self - 1.0;
+        let small = (above + (above * 2.0 + above.square()).sqrt()).log1p();
+        self.gt(LARGE).select(self.log() + std::f64::consts::LN_2, small)
+    }
+
+    /// The inverse of the hyperbolic tangent.
+    pub fn inverse_tanh(self) -> Self {
+        let size = self.abs();
+        (size * 2.0 / (1.0 - size)).log1p() * 0.5 * self.sign()
     }
 
     pub fn tan(self) -> Self {

@@ -1,8 +1,9 @@
 //! Reading and writing by index. Negative indices of ONNX count from the end, which the IR does not support.
 //! An index is therefore wrapped, unless the nodes that compute it show that it is never negative.
 
-use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
-use symmc_ir::{DType, Dim, Op, ReductionKind, ValueId};
+use symmc_import::emit::extent_product;
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported_if};
+use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
@@ -25,18 +26,9 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     }),
     row_of_results("ScatterElements", 18, "scatter", scatter),
     row_of_results("Scatter", 9, "scatter", scatter),
-    row("ScatterND", 18, "index_put", |c| {
-        let x = c.tensor(0)?;
-        let source = c.tensor(2)?;
-        let accumulate = match c.opt_string("reduction")? {
-            None | Some("none") => false,
-            Some("add") => true,
-            Some(other) => return unsupported!("the reduction `{other}` is not supported"),
-        };
-        let mut operands = vec![x, source];
-        operands.extend(coordinate_indices(c, x)?);
-        c.emit("index_put", Op::IndexPut { axis: 0, accumulate }, &operands)
-    }),
+    row("ScatterND", 18, "index_put, scatter", scatter_nd),
+    row("TensorScatter", 24, "scatter", tensor_scatter),
+    row("ReverseSequence", 10, "gather", reverse_sequence),
     row("OneHot", 28, "eq with an iota, select", one_hot),
 ];
 
@@ -86,17 +78,113 @@ fn coordinate_indices(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Vec<Valu
     Ok(out)
 }
 
-fn scatter(c: &mut OpCall<'_, '_>) -> RuleResult {
-    let [x, index, source] = c.first_tensors()?;
-    let axis = c.axis_or("axis", 0, c.rank(x))?;
-    let combine = match c.opt_string("reduction")? {
+fn scatter_nd(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.tensor(0)?;
+    let source = c.tensor(2)?;
+    let combine = combination(c)?;
+    let indices = coordinate_indices(c, x)?;
+    if matches!(combine, None | Some(ReductionKind::Sum)) {
+        let accumulate = combine.is_some();
+        let operands = [[x, source].as_slice(), &indices].concat();
+        return c.emit("index_put", Op::IndexPut { axis: 0, accumulate }, &operands);
+    }
+    // The first axes as one, with the position in it.
+    let shape = c.shape(x);
+    let (first, rest) = shape.split_at(indices.len());
+    let mut position: Option<ValueId> = None;
+    for (index, extent) in indices.iter().zip(first) {
+        let index = c.cast(*index, DType::I64)?;
+        position = Some(match position {
+            Some(outer) => {
+                let extent = c.emit_dim(extent, DType::I64)?;
+                c.formula([outer, index, extent], |[outer, index, extent]| outer * extent + index)?
+            }
+            None => index,
+        });
+    }
+    let Some(position) = position else { return invalid!("expected at least one coordinate, found none") };
+    let count = extent_product(&c.shape(position));
+    let flat = |count: Dim| [&[count], rest].concat();
+    let source = c.reshape(source, flat(count.clone()))?;
+    let column = [vec![count.clone()], vec![Dim::from(1); rest.len()]].concat();
+    let position = c.reshape(position, column)?;
+    let position = c.expand(position, flat(count))?;
+    let x = c.reshape(x, flat(extent_product(first)))?;
+    let y = c.emit("scatter", Op::ScatterElements { axis: 0, combine }, &[x, position, source])?;
+    c.reshape(y, shape)
+}
+
+/// Stores operand 1 in the cache of operand 0 along an axis, from a position of each batch on.
+fn tensor_scatter(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let [x, update] = c.first_tensors()?;
+    let rank = c.rank(x);
+    let axis = c.axis_or("axis", -2, rank)?;
+    invalid_if!(axis == 0, "expected another axis than that of the batch");
+    let circular = match c.opt_string("mode")? {
+        None | Some("linear") => false,
+        Some("circular") => true,
+        Some(other) => return invalid!("expected mode linear or circular, found `{other}`"),
+    };
+    let shape = c.shape(update);
+    let along = |axis: usize, extent: &Dim| {
+        let mut line = vec![Dim::from(1); rank];
+        line[axis] = extent.clone();
+        line
+    };
+    let positions = c.iota(shape[axis].clone(), 0, 1, DType::I64)?;
+    let mut positions = c.reshape(positions, along(axis, &shape[axis]))?;
+    if let Some(first) = c.opt_tensor(2)? {
+        let first = c.cast(first, DType::I64)?;
+        let first = c.reshape(first, along(0, &shape[0]))?;
+        positions = c.binary(BinaryOp::Add, positions, first)?;
+    }
+    if circular {
+        let extent = c.emit_dim(&c.extent(x, axis), DType::I64)?;
+        positions = c.binary(BinaryOp::Rem, positions, extent)?;
+    }
+    let positions = c.expand(positions, shape)?;
+    c.emit("scatter", Op::ScatterElements { axis, combine: None }, &[x, positions, update])
+}
+
+/// Reverses the first elements of the time axis, whose number operand 1 gives for each entry of the batch.
+fn reverse_sequence(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let [x, lengths] = c.first_tensors()?;
+    let shape = c.shape(x);
+    let rank = shape.len();
+    let batch = c.axis_or("batch_axis", 1, rank)?;
+    let time = c.axis_or("time_axis", 0, rank)?;
+    invalid_if!(batch == time, "expected two different axes, found {batch} twice");
+    let along = |axis: usize| {
+        let mut line = vec![Dim::from(1); rank];
+        line[axis] = shape[axis].clone();
+        line
+    };
+    let steps = c.iota(shape[time].clone(), 0, 1, DType::I64)?;
+    let steps = c.reshape(steps, along(time))?;
+    let lengths = c.cast(lengths, DType::I64)?;
+    let lengths = c.reshape(lengths, along(batch))?;
+    let positions =
+        c.formula([steps, lengths], |[steps, lengths]| steps.lt(lengths).select(lengths - steps - 1, steps))?;
+    let positions = c.expand(positions, shape)?;
+    c.emit("gather", Op::GatherElements { axis: time }, &[x, positions])
+}
+
+/// How an op combines what it stores with what is there; `None` if it replaces it.
+fn combination(c: &OpCall<'_, '_>) -> RuleResult<Option<ReductionKind>> {
+    Ok(match c.opt_string("reduction")? {
         None | Some("none") => None,
         Some("add") => Some(ReductionKind::Sum),
         Some("mul") => Some(ReductionKind::Prod),
         Some("max") => Some(ReductionKind::Max),
         Some("min") => Some(ReductionKind::Min),
         Some(other) => return invalid!("expected a known reduction, found `{other}`"),
-    };
+    })
+}
+
+fn scatter(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let [x, index, source] = c.first_tensors()?;
+    let axis = c.axis_or("axis", 0, c.rank(x))?;
+    let combine = combination(c)?;
     let index = c.wrap_negative_index(index, &c.extent(x, axis))?;
     let y = c.emit("scatter", Op::ScatterElements { axis, combine }, &[x, index, source])?;
     c.set_only_result(y)

@@ -9,6 +9,7 @@ mod create;
 mod elementwise;
 mod index;
 mod linear;
+mod loss;
 mod normalize;
 mod recurrent;
 mod reduce;
@@ -28,6 +29,7 @@ static RULE_TABLES: RuleTables<VersionedRule> = RuleTables::new(&[
     elementwise::RULE_ROWS,
     activations::RULE_ROWS,
     linear::RULE_ROWS,
+    loss::RULE_ROWS,
     normalize::RULE_ROWS,
     recurrent::RULE_ROWS,
     attention::RULE_ROWS,

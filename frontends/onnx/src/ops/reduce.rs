@@ -1,5 +1,6 @@
 //! Reductions, arg-reductions and cumulative sums.
 
+use symmc_import::emit::extent_product;
 use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, unsupported, unsupported_if};
 use symmc_ir::{ArgOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueId};
 
@@ -20,9 +21,30 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("ReduceLogSumExp", 28, "log of sum of exp, from the maximum", log_sum_exp),
     row("ArgMax", 13, "argmax", |c| arg_reduce(c, ArgOp::Max)),
     row("ArgMin", 13, "argmin", |c| arg_reduce(c, ArgOp::Min)),
+    row("Hardmax", 13, "argmax, eq, cast", hardmax),
     row("CumSum", 14, "cumsum", cumulative_sum),
     row_of_results("TopK", 24, "topk", top_k),
 ];
+
+/// 1 at the first largest element of an axis, and 0 elsewhere. Before version 13, all axes from `axis` on were one.
+fn hardmax(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.tensor(0)?;
+    let shape = c.shape(x);
+    let axis = c.axis_or("axis", if c.version < 13 { 1 } else { -1 }, shape.len())?;
+    let (x, axis) = if c.version < 13 {
+        (c.reshape(x, vec![extent_product(&shape[..axis]), extent_product(&shape[axis..])])?, 1)
+    } else {
+        (x, axis)
+    };
+    let largest = c.arg_reduce(ArgOp::Max, x, axis, true)?;
+    let mut line = vec![Dim::from(1); c.rank(x)];
+    line[axis] = c.extent(x, axis);
+    let positions = c.iota(line[axis].clone(), 0, 1, DType::I64)?;
+    let positions = c.reshape(positions, line)?;
+    let y =
+        c.formula([largest, positions, x], |[largest, positions, x]| positions.eq(largest).cast(x.dtype()))?;
+    c.reshape(y, shape)
+}
 
 /// The axes of a reduction, and whether they are kept. `None` if nothing is reduced.
 fn reduced_axes(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Option<(Vec<usize>, bool)>> {

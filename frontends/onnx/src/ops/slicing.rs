@@ -22,6 +22,30 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         c.repeat(x, &repeats)
     }),
     row_of_results("Pad", 25, "pad, where it is constant", pad),
+    row("SpaceToDepth", 28, "reshape, permute, reshape", |c| {
+        let x = c.tensor(0)?;
+        let block = Dim::from(c.int("blocksize")?);
+        let [n, channels, h, w] = require_four_axes(&c.shape(x))?;
+        let divided = |c: &OpCall<'_, '_>, extent: &Dim| {
+            extent.exact_div(&block).ok_or_else(|| {
+                let extent = c.display_dim(extent);
+                RuleFailure::Invalid(format!("{} does not divide {extent}", c.display_dim(&block)))
+            })
+        };
+        let rows = divided(c, &h)?;
+        let columns = divided(c, &w)?;
+        let perm = match c.opt_string("mode")? {
+            None | Some("DCR") => vec![0, 3, 5, 1, 2, 4],
+            Some("CRD") => vec![0, 1, 3, 5, 2, 4],
+            Some(other) => return invalid!("expected mode DCR or CRD, found `{other}`"),
+        };
+        let split =
+            vec![n.clone(), channels.clone(), rows.clone(), block.clone(), columns.clone(), block.clone()];
+        let y = c.reshape(x, split)?;
+        let y = c.permute(y, perm)?;
+        c.reshape(y, vec![n, channels * block.clone() * block, rows, columns])
+    }),
+    row("CenterCropPad", 18, "slice, pad", center_crop_pad),
     row("DepthToSpace", 28, "reshape, permute, reshape", |c| {
         let x = c.tensor(0)?;
         let block = Dim::from(c.int("blocksize")?);
@@ -207,4 +231,35 @@ fn pad(c: &mut OpCall<'_, '_>) -> RuleResult {
     let op = Op::Pad { low, value: value.convert_to(dtype) };
     let y = c.emit_as("pad", op, &[x], TensorType::new(dtype, shape))?;
     c.set_only_result(y)
+}
+
+/// Crops or pads axes to the extents in operand 1. Of an odd difference, the end has one more.
+fn center_crop_pad(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let mut y = c.tensor(0)?;
+    let rank = c.rank(y);
+    let axes = match c.opt_attribute_ints("axes")? {
+        Some(axes) => axes.iter().map(|a| c.resolve_axis(*a, rank)).collect::<RuleResult<Vec<_>>>()?,
+        None => (0..rank).collect(),
+    };
+    let extents = c.ints(1, "the extents")?.dims;
+    invalid_if!(axes.len() != extents.len(), "expected {} extents, found {}", axes.len(), extents.len());
+    for (axis, extent) in axes.into_iter().zip(extents) {
+        let difference = extent.clone() - c.extent(y, axis);
+        let (low, high) = c.dim_bounds(&difference);
+        let half = |d: Dim| d.floor_div(&2.into());
+        if high <= 0 {
+            y = c.slice(y, axis, half(Dim::from(0) - difference), extent, 1)?;
+        } else if low >= 0 {
+            let mut shape = c.shape(y);
+            shape[axis] = extent;
+            let mut before = vec![Dim::from(0); rank];
+            before[axis] = half(difference);
+            let ty = TensorType::new(c.dtype(y), shape);
+            let value = Scalar::Int(0).convert_to(ty.dtype);
+            y = c.emit_as("pad", Op::Pad { low: before, value }, &[y], ty)?;
+        } else {
+            return unsupported!("an axis may be cropped or padded, depending on its extent");
+        }
+    }
+    Ok(y)
 }

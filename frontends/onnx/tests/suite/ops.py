@@ -405,6 +405,47 @@ def recurrent():
     yield 14, "LSTM", {"hidden_size": 1}, [wave(1, 1, 2), wave(1, 4, 2), wave(1, 4, 1), None, C(np.array([1], np.int32))], 1
 
 
+def losses_and_moves():
+    scores, classes = wave(3, 4, 2), i(1, 0, 3, 2, 1, 1, shape=(3, 2))
+    for op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
+        for version in (12, 13):
+            for reduction in ("none", "sum", "mean"):
+                yield version, op, {"reduction": reduction}, [scores, classes]
+                yield version, op, {"reduction": reduction, "ignore_index": 1}, [scores, classes, f(0.5, 1, 2, 3)]
+        # The reference evaluator takes -1 for a missing number here.
+        yield 13, op, {"ignore_index": -2}, [wave(2, 3), i(-2, 2)]
+    yield 13, "SoftmaxCrossEntropyLoss", {}, [wave(2, 3), i(0, 2)], 2
+    points = f(-30000.0, -4.5, -1e-5, 0.0, 1e-6, 0.5, 1.0, 3.0, 1e9, INF, NAN)
+    for op, values in (("Sinh", points[1:-3]), ("Cosh", points[1:-3]), ("Asinh", points), ("Acosh", points[6:]), ("Atanh", points[2:7])):
+        yield 22, op, {}, [values]
+    yield 9, "Shrink", {}, [wave(6)]
+    yield 9, "Shrink", {"lambd": 1.5, "bias": 0.5}, [wave(6)]
+    yield 28, "SwiGLU", {"alpha": 1.5}, [wave(2, 3), ramp(2, 3)]
+    for version, axis in ((13, 0), (13, -1), (11, 1), (11, 0)):
+        yield version, "Hardmax", {"axis": axis}, [i(3, 1, 3, 0, 5, 5, shape=(2, 3)).astype(np.float32)]
+    yield 13, "SpaceToDepth", {"blocksize": 2}, [ramp(1, 2, 4, 6)]
+    yield 18, "CenterCropPad", {}, [ramp(4, 3, 5), C([2, 6, 5])]
+    yield 18, "CenterCropPad", {"axes": [-1, 0]}, [ramp(4, 3, 5), C([2, 7])]
+    index = i(0, 1, 2, -1, 0, 1, shape=(3, 2))
+    for reduction in ("mul", "max", "min"):
+        yield 18, "ScatterND", {"reduction": reduction}, [wave(3, 2, 2), index, wave(3, 2) * 2]
+    yield 18, "ScatterND", {"reduction": "max"}, [wave(3, 2), i(2, 2, shape=(2, 1)), wave(2, 2) * 3]
+    yield 24, "TensorScatter", {}, [wave(2, 4, 3), ramp(2, 2, 3), i(1, 2)]
+    yield 24, "TensorScatter", {"mode": "circular", "axis": 1}, [wave(2, 4, 3), ramp(2, 2, 3), i(3, 2)]
+    yield 24, "TensorScatter", {}, [wave(2, 4, 3), ramp(2, 2, 3)]
+    yield 10, "ReverseSequence", {}, [ramp(4, 3), i(1, 4, 2)]
+    yield 10, "ReverseSequence", {"batch_axis": 0, "time_axis": 1}, [ramp(2, 4, 2), i(3, 1)]
+    q, k, v = wave(2, 4, 3, 8), wave(2, 2, 5, 8), ramp(2, 2, 5, 8) / 40
+    for mode in range(4):
+        yield 24, "Attention", {"is_causal": 1, "qk_matmul_output_mode": mode}, [q, k, v, wave(3, 5)], 4
+    yield 24, "Attention", {"softcap": 1.5, "qk_matmul_output_mode": 1}, [q, k, v], 4
+    yield 24, "Attention", {"qk_matmul_output_mode": 3}, [q, k, v, np.array([[True, False, True, True, False], [False] * 5, [True] * 5])], 4
+    yield 24, "Attention", {"is_causal": 1}, [q, k, v, None, None, None, i(4, 5)]
+    yield 25, "Attention", {"left_window_size": 1, "right_window_size": 0}, [q, k, v, wave(3, 4), None, None, i(4, 5)]
+    past = [wave(2, 2, 3, 8), wave(2, 2, 3, 8)[..., ::-1]]
+    yield 24, "Attention", {"is_causal": 1, "qk_matmul_output_mode": 2}, [q, k, v, wave(4, 3, 8), *past], 4
+
+
 def runtime_attention():
     """Attention ops of ONNX Runtime with all optional operands."""
     mha = "com.microsoft::MultiHeadAttention"
@@ -492,6 +533,8 @@ def line(version, op, attributes, operands, results=1):
             values.append(helper.make_tensor_value_info(f"x{k}", helper.np_dtype_to_tensor_dtype(array.dtype), array.shape))
     domain, _, name = op.rpartition("::")
     theirs = domain or name in ("SimplifiedLayerNormalization", "RNN", "LSTM", "GRU")
+    # The reference evaluator has the newest version only.
+    theirs = theirs or (name == "Hardmax" and version < 13)
     node = helper.make_node(name, inputs, names, domain=domain, **attributes)
     kind = TensorProto.FLOAT if theirs else TensorProto.UNDEFINED
     outputs = [helper.make_tensor_value_info(n, kind, None) for n in names]
@@ -517,7 +560,7 @@ def line(version, op, attributes, operands, results=1):
 
 if __name__ == "__main__":
     print("# Written by ops.py: version, op and attributes | operands | results.")
-    for case in [*CASES, *recurrent(), *runtime_attention(), *extremes()]:
+    for case in [*CASES, *recurrent(), *losses_and_moves(), *runtime_attention(), *extremes()]:
         try:
             print(line(*case))
         except Exception as error:  # Shows which case the evaluator refuses.
