@@ -1,9 +1,10 @@
-//! Recurrent layers (RNN, LSTM, GRU) over a constant number of steps, unrolled.
+//! Recurrent layers (RNN, LSTM, GRU), unrolled. A number of steps that depends on sizes is unrolled up to its bound: the
+//! steps beyond it have no effect.
 //!
 //! The products of all inputs with their weights are one product. Each step then multiplies the state with the recurrent
 //! weights. The gates of a layer lie next to each other in its weights, in an order that each framework chooses.
 
-use symmc_ir::{BinaryOp, Dim, Scalar, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, TensorType, ValueId};
 
 use crate::emit::Emit;
 use crate::failure::{RuleFailure, RuleResult};
@@ -139,12 +140,13 @@ pub fn emit_direction<C: Emit>(
     let [steps, batch, _] = c.shape(layer.x).try_into().map_err(|shape: Vec<Dim>| {
         RuleFailure::Invalid(format!("expected three axes of the operand, found {}", shape.len()))
     })?;
-    let Some(steps) = steps.as_const() else {
-        return Err(RuleFailure::Opaque("the number of steps is symbolic".into()));
-    };
-    if steps > MAX_STEPS {
-        return Err(RuleFailure::Opaque(format!("{steps} steps are not supported, at most {MAX_STEPS} are")));
+    let most = c.dim_bounds(&steps).1;
+    if most > MAX_STEPS {
+        let bound = if steps.as_const().is_some() { "" } else { "up to " };
+        let why = format!("{bound}{most} steps are not supported, at most {MAX_STEPS} are");
+        return Err(RuleFailure::Opaque(why));
     }
+    let is_variable = steps.as_const().is_none();
     let hidden = c.extent(layer.state_weight, 1);
     let dtype = c.dtype(layer.x);
     let state_type = vec![batch.clone(), hidden.clone()];
@@ -157,7 +159,7 @@ pub fn emit_direction<C: Emit>(
         None if is_lstm => Some(c.full(Scalar::Int(0), dtype, state_type.clone())?),
         cell => cell,
     };
-    if steps == 0 {
+    if most == 0 {
         let states = c.full(Scalar::Int(0), dtype, vec![0.into(), batch, hidden])?;
         return Ok(RecurrentResults { states, last_state: state, last_cell: cell });
     }
@@ -168,18 +170,25 @@ pub fn emit_direction<C: Emit>(
     for bias in [layer.input_bias, state_bias.take_if(|_| !adds_state_bias_later)].into_iter().flatten() {
         inputs = c.binary(BinaryOp::Add, inputs, bias)?;
     }
+    let mut length = None;
+    if is_variable {
+        let mut shape = c.shape(inputs);
+        shape[0] = Dim::from(most);
+        let ty = TensorType::new(dtype, shape);
+        let op = Op::Pad { low: vec![Dim::from(0); 3], value: Scalar::Int(0).convert_to(dtype) };
+        inputs = c.emit_as("pad", op, &[inputs], ty)?;
+        length = Some(c.emit_dim(&steps, DType::I64)?);
+    }
     let state_weight = c.transposed(layer.state_weight)?;
     let step = RecurrentStep { layer, hidden: &hidden, state_weight, state_bias };
     let mut states = Vec::new();
-    for i in 0..steps {
-        let position = if layer.reverse { steps - 1 - i } else { i };
+    for i in 0..most {
+        let position = if layer.reverse { most - 1 - i } else { i };
         let input = c.slice(inputs, 0, position.into(), 1.into(), 1)?;
         let input = c.drop_axis(input, 0)?;
         let (mut next, mut next_cell) = step.emit(c, input, state, cell)?;
         let mut result = next;
-        if let Some(lengths) = layer.lengths {
-            let running = c.binary_scalar(BinaryOp::Gt, lengths, Scalar::Int(position))?;
-            let running = c.unsqueeze(running, 1)?;
+        if let Some(running) = is_running(c, layer.lengths, length, position)? {
             let zero = c.full(Scalar::Int(0), dtype, vec![])?;
             result = c.select(running, next, zero)?;
             next = c.select(running, next, state)?;
@@ -194,8 +203,34 @@ pub fn emit_direction<C: Emit>(
     if layer.reverse {
         states.reverse();
     }
-    let states = c.concat(&states, 0)?;
+    let mut states = c.concat(&states, 0)?;
+    if is_variable {
+        states = c.slice(states, 0, 0.into(), steps, 1)?;
+    }
     Ok(RecurrentResults { states, last_state: state, last_cell: cell })
+}
+
+/// Whether a step is within the sequences, if it may be beyond. `length` is the number of all steps, and `lengths` are
+/// those of the sequences.
+fn is_running<C: Emit>(
+    c: &mut C,
+    lengths: Option<ValueId>,
+    length: Option<ValueId>,
+    position: i64,
+) -> RuleResult<Option<ValueId>, C::Error> {
+    let mut running = None;
+    if let Some(lengths) = lengths {
+        let within = c.binary_scalar(BinaryOp::Gt, lengths, Scalar::Int(position))?;
+        running = Some(c.unsqueeze(within, 1)?);
+    }
+    if let Some(length) = length {
+        let within = c.binary_scalar(BinaryOp::Gt, length, Scalar::Int(position))?;
+        running = Some(match running {
+            Some(running) => c.binary(BinaryOp::And, running, within)?,
+            None => within,
+        });
+    }
+    Ok(running)
 }
 
 struct RecurrentStep<'a> {

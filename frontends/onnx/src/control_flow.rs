@@ -10,7 +10,7 @@ use std::sync::Arc;
 use symmc_import::{
     Compositions, Emit, UnsupportedOps, invalid, invalid_if, requirement, unsupported, unsupported_if,
 };
-use symmc_ir::op::RejectedData;
+use symmc_ir::op::{ExtentRule, RejectedData};
 use symmc_ir::{BinaryOp, DType, Dim, Graph, GraphBuilder, InputKind, Node, Op, Tensor, ValueDef, ValueId};
 
 use crate::emit::DetachedEmitter;
@@ -472,7 +472,7 @@ fn known_number<'p>(dtype: DType, number: i64) -> RuleResult<NameBinding<'p>> {
 
 /// Whether a node communicates, or may be an error for some operands.
 fn may_fail(graph: &Graph, node: &Node) -> bool {
-    if matches!(node.op, Op::Collective(_) | Op::Custom(_)) {
+    if matches!(node.op, Op::Collective(_) | Op::Custom(_)) || reads_outside(graph, node) {
         return true;
     }
     match node.op.facts().rejected_data {
@@ -489,6 +489,27 @@ fn may_fail(graph: &Graph, node: &Node) -> bool {
         RejectedData::NoElements { axes } => node.inputs.first().is_some_and(|v| {
             let shape = &graph.ty(*v).shape;
             axes.iter().any(|a| shape.get(*a).is_none_or(|extent| extent.bounds(&graph.symbols).0 < 1))
+        }),
+    }
+}
+
+/// Whether an op may read outside of its first operand at some sizes.
+fn reads_outside(graph: &Graph, node: &Node) -> bool {
+    let [Some(&x), Some(&y)] = [node.inputs.first(), node.outputs.first()] else { return false };
+    let extent = |v: ValueId, axis: usize| graph.ty(v).shape.get(axis).cloned().unwrap_or(1.into());
+    let is_negative = |d: &Dim| d.bounds(&graph.symbols).0 < 0;
+    match node.op.facts().extents {
+        ExtentRule::Any => false,
+        ExtentRule::PositionsOfOperand { axis, start, step } => {
+            let last = start.clone() + (extent(y, axis) - Dim::from(1)) * Dim::from(step);
+            let after = extent(x, axis) - Dim::from(1) - last.clone();
+            extent(y, axis).as_const() != Some(0)
+                && (is_negative(start) || is_negative(&last) || is_negative(&after))
+        }
+        ExtentRule::AtMostOperand { axis } => is_negative(&(extent(x, axis) - extent(y, axis))),
+        ExtentRule::IndexAtMostOperand { except } => node.inputs.get(1).is_some_and(|&index| {
+            let axes = (0..graph.ty(x).rank()).filter(|axis| *axis != except);
+            axes.into_iter().any(|axis| is_negative(&(extent(x, axis) - extent(index, axis))))
         }),
     }
 }

@@ -169,7 +169,9 @@ impl<'p> ImportLowering<'p> {
     fn load_stored(&mut self, tensor: &'p proto::TensorProto, level: usize) -> RuleResult<NameBinding<'p>> {
         let name = tensor.name.as_str();
         let error = |message: String| FailureReason::Tensor { tensor: name.to_string(), message };
-        if let Err(found) = tensor_data::dtype_from_code(tensor.data_type) {
+        if tensor_data::is_unsupported_dtype(tensor.data_type)
+            && let Err(found) = tensor_data::dtype_from_code(tensor.data_type)
+        {
             return unsupported!("the stored tensor `{name}` has {found}, which is not supported");
         }
         let (dtype, shape) = tensor_data::stored_type(tensor).map_err(error)?;

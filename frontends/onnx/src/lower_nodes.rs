@@ -68,7 +68,11 @@ impl<'p> ImportLowering<'p> {
             return Err(RuleFailure::Opaque(why.into()));
         };
         let Some(version) = self.scope.opsets.get(normalize_domain(&node.domain)).copied() else {
-            return invalid!("expected an opset_import for the domain `{}`, found none", node.domain);
+            let domain = match normalize_domain(&node.domain) {
+                "" => "ai.onnx",
+                domain => domain,
+            };
+            return invalid!("expected an opset_import for the domain `{domain}`, found none");
         };
         let schema = ops::find_definition(row, version).map_err(RuleFailure::Invalid)?;
         schema

@@ -4,7 +4,7 @@
 
 use symmc_import::unsupported;
 use symmc_ir::text::with_symbol_names;
-use symmc_ir::{Op, TensorType, ValueId};
+use symmc_ir::{DType, Dim, Op, TensorType, ValueId};
 
 use crate::error::FailureReason;
 use crate::lower::{ImportLowering, RuleFailure, RuleResult};
@@ -29,6 +29,16 @@ fn names_read_in_graphs(node: &proto::NodeProto) -> Vec<&str> {
         names.extend(graph.output.iter().map(|o| o.name.as_str()));
     }
     names
+}
+
+/// The type of a stored tensor whose dtype the IR does not have, with bytes in its place.
+fn stand_in_type(tensor: &proto::TensorProto) -> Option<TensorType> {
+    let shape = tensor
+        .dims
+        .iter()
+        .map(|&d| Some(d).filter(|d| *d >= 0).map(Dim::from))
+        .collect::<Option<Vec<_>>>()?;
+    (shape.len() <= symmc_ir::dim::MAX_RANK).then(|| TensorType::new(DType::U8, shape))
 }
 
 impl<'p> ImportLowering<'p> {
@@ -99,6 +109,10 @@ impl<'p> ImportLowering<'p> {
         let mut operand_types = Vec::new();
         for name in &node.input {
             let values = if name.is_empty() { Vec::new() } else { self.opaque_operand(name)? };
+            if let Some((.., NameBinding::Stored(tensor))) = self.find_binding(name) {
+                operand_types.push(stand_in_type(tensor));
+                continue;
+            }
             operand_types.push(match values.as_slice() {
                 [value] => Some(self.builder.graph().ty(*value).clone()),
                 _ => None,
@@ -126,8 +140,14 @@ impl<'p> ImportLowering<'p> {
         Ok((operands, wanted, types))
     }
 
-    /// The values of an operand of an opaque op: the elements, if it is a sequence.
+    /// The values of an operand of an opaque op: the elements, if it is a sequence. A stored tensor whose dtype the IR does
+    /// not have is left out.
     fn opaque_operand(&mut self, name: &str) -> RuleResult<Vec<ValueId>> {
+        if let Some((.., NameBinding::Stored(tensor))) = self.find_binding(name)
+            && tensor_data::is_unsupported_dtype(tensor.data_type)
+        {
+            return Ok(Vec::new());
+        }
         match self.resolve_name(name)? {
             NameBinding::Sequence(values) => Ok(values),
             NameBinding::Omitted => Ok(Vec::new()),

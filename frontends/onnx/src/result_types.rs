@@ -78,6 +78,10 @@ const SAME_RANK: &[&str] = &["CenterCropPad", "Pad", "Resize", "Slice", "Tile", 
 /// Products with compressed weights. The attribute `N` is the last extent of the result.
 const PACKED_PRODUCTS: &[&str] = &["com.microsoft::MatMulBnb4", "com.microsoft::MatMulNBits"];
 
+/// Ops with two operands or more, whose result has the shape to which the operands broadcast.
+const BROADCAST: &[&str] =
+    &["Add", "And", "Div", "Max", "Mean", "Min", "Mod", "Mul", "Or", "PRelu", "Pow", "Sub", "Sum", "Xor"];
+
 /// The type of a result by the schema of its op. `operands` are the types of the operands that are tensors.
 pub(crate) fn schema_result_type(
     node: &proto::NodeProto,
@@ -89,32 +93,98 @@ pub(crate) fn schema_result_type(
     }
     let op = display_name(node);
     let op = op.as_str();
-    let first = operands.first().and_then(Option::as_ref);
+    let operand = |i: usize| operands.get(i).and_then(Option::as_ref);
+    let first = PartialType::same_as(operand(0)?);
+    if let Some(quantised) = quantised_type(op, &first, operand, result) {
+        return Some(quantised);
+    }
     if result != 0 {
         return None;
     }
-    let integers = |shape| Some(PartialType { dtype: DType::I64, shape });
+    let dtype = first.dtype;
+    let mut shape = first.shape;
     match op {
-        "NonZero" => return integers(vec![Some(Dim::from(first?.rank() as i64)), None]),
-        "NonMaxSuppression" => return integers(vec![None, Some(3.into())]),
-        "DequantizeLinear" | "com.microsoft::DequantizeLinear" => {
-            let dtype = operands.get(1)?.as_ref()?.dtype;
-            return Some(PartialType { dtype, ..PartialType::same_as(first?) });
+        "NonZero" => return Some(PartialType { dtype: DType::I64, shape: vec![known(shape.len()), None] }),
+        "NonMaxSuppression" => return Some(PartialType { dtype: DType::I64, shape: vec![None, known(3)] }),
+        "Equal" | "Greater" | "GreaterOrEqual" | "Less" | "LessOrEqual" => {
+            return Some(PartialType { dtype: DType::Bool, shape: broadcast(operands)? });
         }
-        _ => {}
+        "Concat" => {
+            let axis = node.attribute.iter().find(|a| a.name == "axis")?.i;
+            let axis = if axis < 0 { axis.checked_add(shape.len() as i64)? } else { axis };
+            *shape.get_mut(usize::try_from(axis).ok()?)? = None;
+        }
+        "Flatten" => shape = vec![None, None],
+        "Gemm" => shape = vec![None, None],
+        "MatMul" => shape = product_shape(operand(0)?, operand(1)?)?,
+        "Reshape" => {
+            let rank = operand(1)?.shape.first()?.as_const()?;
+            shape = vec![None; usize::try_from(rank).ok().filter(|rank| *rank <= symmc_ir::dim::MAX_RANK)?];
+        }
+        _ if PACKED_PRODUCTS.contains(&op) => {
+            let n = node.attribute.iter().find(|a| a.name == "N")?.i;
+            *shape.last_mut()? = Some(Dim::from(n)).filter(|_| n >= 0);
+        }
+        _ if SAME_BATCH.contains(&op) => shape.iter_mut().skip(1).for_each(|extent| *extent = None),
+        _ if SAME_RANK.contains(&op) => shape.fill(None),
+        _ if BROADCAST.contains(&op) => shape = broadcast(operands)?,
+        _ if SAME_TYPE.contains(&op) => {}
+        _ => return None,
     }
-    let mut ty = PartialType::same_as(first?);
-    if PACKED_PRODUCTS.contains(&op) {
-        let n = node.attribute.iter().find(|a| a.name == "N")?.i;
-        *ty.shape.last_mut()? = Some(Dim::from(n)).filter(|_| n >= 0);
-    } else if SAME_BATCH.contains(&op) {
-        ty.shape.iter_mut().skip(1).for_each(|extent| *extent = None);
-    } else if SAME_RANK.contains(&op) {
-        ty.shape.fill(None);
-    } else if !SAME_TYPE.contains(&op) {
-        return None;
-    }
-    Some(ty)
+    Some(PartialType { dtype, shape })
+}
+
+fn known(extent: usize) -> Option<Dim> {
+    Some(Dim::from(extent as i64))
+}
+
+/// The types of ops between floats and integers of 8 bits.
+fn quantised_type<'t>(
+    op: &str,
+    first: &PartialType,
+    operand: impl Fn(usize) -> Option<&'t TensorType>,
+    result: usize,
+) -> Option<PartialType> {
+    let shape = first.shape.clone();
+    let (dtype, shape) = match (op, result) {
+        ("DequantizeLinear" | "com.microsoft::DequantizeLinear", 0) => (operand(1)?.dtype, shape),
+        ("DynamicQuantizeLinear", 0) => (DType::U8, shape),
+        ("DynamicQuantizeLinear", 1) => (DType::F32, vec![]),
+        ("DynamicQuantizeLinear", 2) => (DType::U8, vec![]),
+        ("MatMulInteger", 0) => (DType::I32, product_shape(operand(0)?, operand(1)?)?),
+        ("ConvInteger", 0) => {
+            let spatial = shape.iter().skip(1).map(|_| None);
+            (DType::I32, shape.iter().take(1).cloned().chain(spatial).collect())
+        }
+        _ => return None,
+    };
+    Some(PartialType { dtype, shape })
+}
+
+/// The shape to which operands broadcast. Extents that differ are not known.
+fn broadcast(operands: &[Option<TensorType>]) -> Option<Vec<Option<Dim>>> {
+    let types: Vec<&TensorType> = operands.iter().flatten().collect();
+    let rank = types.iter().map(|ty| ty.rank()).max()?;
+    let extent = |ty: &TensorType, axis: usize| {
+        (axis + ty.rank()).checked_sub(rank).and_then(|own| ty.shape.get(own)).cloned().unwrap_or(1.into())
+    };
+    let axes = (0..rank).map(|axis| {
+        let mut extents = types.iter().map(|ty| extent(ty, axis)).filter(|e| e.as_const() != Some(1));
+        let Some(found) = extents.next() else { return known(1) };
+        extents.all(|other| other == found).then_some(found)
+    });
+    Some(axes.collect())
+}
+
+/// The shape of a product of matrices.
+fn product_shape(x: &TensorType, y: &TensorType) -> Option<Vec<Option<Dim>>> {
+    let (x_axes, y_axes) = (x.rank().checked_sub(2)?, y.rank().checked_sub(2)?);
+    let batches = [(x, x_axes), (y, y_axes)]
+        .map(|(ty, axes)| Some(TensorType::new(ty.dtype, ty.shape.get(..axes).unwrap_or_default().to_vec())));
+    let mut shape = broadcast(&batches)?;
+    shape.push(x.shape.get(x_axes).cloned());
+    shape.push(y.shape.last().cloned());
+    Some(shape)
 }
 
 /// The type of a result of a node that runs a graph, as that graph declares it. Extents that are not constants

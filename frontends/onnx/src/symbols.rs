@@ -278,7 +278,8 @@ fn recorded_extent(symbol: &str, arguments: &[&proto::ValueInfoProto], shapes: &
     extents.max()
 }
 
-/// The extent as the file declares it.
+/// The extent as the file declares it. A name without letters and digits, such as `?`, is none: exporters write it for
+/// extents that differ.
 enum DeclaredExtent<'a> {
     Known(i64),
     Named(&'a str),
@@ -287,7 +288,7 @@ enum DeclaredExtent<'a> {
 
 fn declared_extent(dim: &proto::DimensionProto) -> DeclaredExtent<'_> {
     match (dim.dim_value, dim.dim_param.as_deref().map(str::trim)) {
-        (_, Some(name)) if !name.is_empty() => DeclaredExtent::Named(name),
+        (_, Some(name)) if name.contains(char::is_alphanumeric) => DeclaredExtent::Named(name),
         (Some(value), _) if value >= 0 => DeclaredExtent::Known(value),
         _ => DeclaredExtent::Open,
     }
@@ -471,5 +472,11 @@ mod tests {
         assert_eq!(dim(2).as_deref(), Some("sym2"));
         let unknown = proto::DimensionProto { dim_value: None, dim_param: Some("u0".into()) };
         assert_eq!(symbols.resolve_extent("y", 0, &unknown), Ok(None));
+        let x = argument(&["?", "?"]);
+        let symbols =
+            ProgramSymbols::new(&[&x], &[], &[], &SymbolConstraints::default(), 64, &mut Vec::new())
+                .expect("symbols");
+        let names: Vec<&str> = symbols.table.values().map(|s| s.name.as_str()).collect();
+        assert_eq!(names, ["x_0", "x_1"]);
     }
 }

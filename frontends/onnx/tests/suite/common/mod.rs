@@ -3,8 +3,10 @@
 // Each test module uses only a part of this one.
 #![allow(dead_code)]
 
+use std::sync::Arc;
+
 use prost::Message;
-use symmc_ir::{DType, Tensor};
+use symmc_ir::{DType, InputKind, SymbolBindings, Tensor};
 use symmc_onnx::proto::{self, attribute_type as kind};
 use symmc_onnx::{ImportError, ImportOptions, ImportOutput, ModelSource, import};
 
@@ -208,4 +210,40 @@ impl Fake {
             Err(e) => e.to_string(),
         }
     }
+}
+
+/// A graph attribute with these nodes and stored tensors, and the result `b`.
+pub fn branch(
+    name: &str,
+    nodes: Vec<proto::NodeProto>,
+    initializer: Vec<proto::TensorProto>,
+) -> proto::AttributeProto {
+    let graph = proto::GraphProto {
+        node: nodes,
+        initializer,
+        output: vec![value("b", "f32[2]")],
+        ..proto::GraphProto::default()
+    };
+    proto::AttributeProto {
+        name: name.into(),
+        r#type: proto::attribute_type::GRAPH,
+        g: Some(Box::new(graph)),
+        ..proto::AttributeProto::default()
+    }
+}
+
+/// The results of a program of these arguments at these sizes.
+pub fn run(fake: &Fake, sizes: &[i64], arguments: &[Tensor]) -> Vec<Vec<f64>> {
+    let graph = fake.import().unwrap_or_else(|e| panic!("{e}")).graph;
+    let mut bindings = SymbolBindings::new();
+    for (symbol, size) in graph.symbols.keys().zip(sizes) {
+        bindings.set(symbol, *size);
+    }
+    let mut arguments = arguments.iter().cloned().map(Arc::new);
+    let inputs = graph.inputs.values().map(|input| match input.kind {
+        InputKind::Argument => arguments.next().expect("an argument"),
+        _ => input.data.clone().expect("a constant"),
+    });
+    let results = symmc_ir::interp::run(&graph, &bindings, &[inputs.collect()]).expect("results");
+    results[0].iter().map(Tensor::to_f64).collect()
 }
