@@ -2,8 +2,8 @@
 //!
 //! A branch with a constant condition, and the iterations of a loop with a constant number of them, are inlined. If a
 //! condition depends on data, both branches are inlined and their results selected, provided that no node of them
-//! communicates or may fail. If it depends on sizes and the branches have results of different types, the condition is
-//! required to have the value that it has for nearly all sizes.
+//! communicates or may fail. If that is not possible and the condition depends on sizes, it is required to have the value
+//! that it has at the upper ends of all sizes.
 
 use std::sync::Arc;
 
@@ -11,7 +11,9 @@ use symmc_import::{
     Compositions, Emit, UnsupportedOps, invalid, invalid_if, requirement, unsupported, unsupported_if,
 };
 use symmc_ir::op::{ExtentRule, RejectedData};
-use symmc_ir::{BinaryOp, DType, Dim, Graph, GraphBuilder, InputKind, Node, Op, Tensor, ValueDef, ValueId};
+use symmc_ir::{
+    BinaryOp, DType, Dim, Graph, GraphBuilder, InputKind, Node, Op, SymbolBindings, Tensor, ValueDef, ValueId,
+};
 
 use crate::emit::DetachedEmitter;
 use crate::known_values::KnownValue;
@@ -100,27 +102,28 @@ impl<'p> ImportLowering<'p> {
         let branches = [branch(true)?, branch(false)?];
         let both = self.attempt(|lowering| lowering.lower_both(node, condition, branches));
         let Err(RuleFailure::Opaque(why)) = both else { return both };
-        let Some((sizes, assumed)) = sizes.and_then(|sizes| self.usual_outcome(&sizes).zip(Some(sizes)))
-        else {
-            return unsupported!("the condition depends on data: {why}");
+        let Some(sizes) = sizes else { return unsupported!("the condition depends on data: {why}") };
+        let Some((holds, requirements)) = self.usual_outcome(&sizes) else {
+            return unsupported!("the condition depends on sizes: {why}");
         };
-        let (holds, [least, most]) = sizes;
         let label = format!("{}{}.assumed", self.scope.prefix, node_label(node));
         let taken = branch(holds)?;
         self.attempt(|lowering| {
-            requirement::require_at_most(&mut lowering.builder, &label, &least, &most)
-                .map_err(RuleFailure::Invalid)?;
+            for [least, most] in &requirements {
+                requirement::require_at_most(&mut lowering.builder, &label, least, most)
+                    .map_err(RuleFailure::Invalid)?;
+            }
             let results = lowering.lower_branch(node, taken, "")?;
             lowering.bind_results(node, results)
         })?;
         let table = &self.symbols.table;
+        let [least, most] = &requirements[0];
+        let relation = if requirements.len() > 1 { "equal to" } else { "at most" };
         self.notes.push(format!(
-            "assuming {} is at most {}: the branches of `{}`, which compares {} with {}, have results of different types",
+            "assuming {} is {relation} {}, because the branches of `{}` cannot both be computed: {why}",
             least.display(table),
             most.display(table),
             node_label(node),
-            assumed.left.display(table),
-            assumed.right.display(table),
         ));
         Ok(())
     }
@@ -146,21 +149,31 @@ impl<'p> ImportLowering<'p> {
         })
     }
 
-    /// The value of a condition that holds for nearly all sizes, or for nearly none, with two expressions of which the
-    /// first is at most the second where the condition has that value.
-    fn usual_outcome(&self, condition: &SizeCondition) -> Option<(bool, [Dim; 2])> {
-        let SizeCondition { op: BinaryOp::Eq, left, right } = condition else { return None };
-        let (size, number) = if right.as_const().is_some() { (left, right) } else { (right, left) };
-        let number = number.as_const()?;
-        let (low, high) = size.bounds(&self.symbols.table);
-        // An extent of 1 has a special meaning, as in broadcasting.
-        if (low == number || number == 1) && high > number {
-            Some((false, [Dim::from(number + 1), size.clone()]))
-        } else if high == number {
-            Some((false, [size.clone(), Dim::from(number - 1)]))
-        } else {
-            None
+    /// The value that a condition has at the upper ends of all sizes, with two expressions of which the first is at most
+    /// the second where the condition has that value.
+    fn usual_outcome(&self, condition: &SizeCondition) -> Option<(bool, Vec<[Dim; 2]>)> {
+        let mut largest = SymbolBindings::new();
+        for (id, symbol) in self.symbols.table.iter() {
+            largest.set(id, symbol.max);
         }
+        let SizeCondition { op, left, right } = condition;
+        let (x, y) = (left.eval(&largest)?, right.eval(&largest)?);
+        let at_most = |a: &Dim, b: &Dim| vec![[a.clone(), b.clone()]];
+        let below = |a: &Dim, b: &Dim| vec![[a.clone() + Dim::from(1), b.clone()]];
+        Some(match op {
+            BinaryOp::Eq if x == y => (true, [at_most(left, right), at_most(right, left)].concat()),
+            BinaryOp::Eq if x < y => (false, below(left, right)),
+            BinaryOp::Eq => (false, below(right, left)),
+            BinaryOp::Lt if x < y => (true, below(left, right)),
+            BinaryOp::Lt => (false, at_most(right, left)),
+            BinaryOp::Le if x <= y => (true, at_most(left, right)),
+            BinaryOp::Le => (false, below(right, left)),
+            BinaryOp::Gt if x > y => (true, below(right, left)),
+            BinaryOp::Gt => (false, at_most(left, right)),
+            BinaryOp::Ge if x >= y => (true, at_most(right, left)),
+            BinaryOp::Ge => (false, below(left, right)),
+            _ => return None,
+        })
     }
 
     /// Lowers a branch of a node. Returns the bindings of its results.

@@ -18,6 +18,7 @@
 //!   that covers all candidates, or [`ImportOptions::max_extent`] bounds it, with a note. Callers constrain
 //!   symbols with [`ImportOptions::constraints`].
 //! - **Functions** of the model are inlined, and so are branches and loops ([`control_flow`]).
+//! - **Arguments that select branches** are taken for constants if their values are known ([`switches`]).
 //! - **Types.** Every result is checked against its declared type, if there is one.
 //! - **Unsupported ops** become opaque, with one note for all of them, if the program or the schema of the op
 //!   gives the number of axes of their results. Extents that neither gives are symbols.
@@ -50,6 +51,7 @@ mod result_types;
 mod schemas;
 mod scope;
 mod signature;
+mod switches;
 mod symbols;
 mod tensor_data;
 mod versions;
@@ -74,6 +76,7 @@ use node::normalize_domain;
 use parameters::ParameterSet;
 use ranks::RankCount;
 use scope::NameScope;
+use switches::ArgumentValues;
 use symbols::ProgramSymbols;
 use tensor_data::TensorFiles;
 
@@ -83,7 +86,11 @@ pub struct ImportOptions {
     /// The number of ranks, if the caller knows it.
     pub ranks: Option<u32>,
     /// The caller's constraints on symbols, and the shapes of recorded arguments.
+    /// A constraint to one value may also name an argument of one integer, which is then taken for that constant.
     pub constraints: SymbolConstraints,
+    /// The recorded values of the arguments that are one integer, by their positions. An argument that selects branches is
+    /// taken for its recorded value.
+    pub recorded_integers: Vec<Option<i64>>,
     /// The upper bound of symbols for which neither the program nor the caller gives one.
     pub max_extent: i64,
 }
@@ -94,6 +101,7 @@ impl Default for ImportOptions {
             name: "model".into(),
             ranks: None,
             constraints: SymbolConstraints::default(),
+            recorded_integers: Vec::new(),
             max_extent: 1 << 20,
         }
     }
@@ -292,20 +300,18 @@ fn prepare_lowering<'p>(
     let arguments = signature::caller_inputs(graph);
     let metadata: Vec<proto::StringStringEntryProto> =
         graph.metadata_props.iter().chain(&model.metadata_props).cloned().collect();
+    let mut constraints = options.constraints.clone();
+    let argument_values =
+        ArgumentValues::new(graph, &arguments, &options.recorded_integers, &mut constraints);
     let results: Vec<&proto::ValueInfoProto> = graph.value_info.iter().chain(&graph.output).collect();
-    let symbols = ProgramSymbols::new(
-        &arguments,
-        &results,
-        &metadata,
-        &options.constraints,
-        options.max_extent,
-        &mut notes,
-    )?;
+    let symbols =
+        ProgramSymbols::new(&arguments, &results, &metadata, &constraints, options.max_extent, &mut notes)?;
     let mut builder = GraphBuilder::new(options.name.clone(), ranks.count_so_far());
     builder.graph_mut().symbols = symbols.table.clone();
     let scope = NameScope::new(String::new(), versions::opset_versions(&model.opset_import)?);
     let mut lowering = ImportLowering::new(builder, symbols, scope, ranks, tensor_files, parameters);
     lowering.notes = notes;
+    lowering.argument_values = argument_values;
     for function in &model.functions {
         let key = (normalize_domain(&function.domain), function.name.as_str(), function.overload.as_str());
         lowering.functions.insert(key, function);

@@ -15,6 +15,7 @@ use crate::parameters::{MAX_CONSTANT, ParameterSet, is_constant};
 use crate::proto;
 use crate::ranks::RankCount;
 use crate::scope::{NameBinding, NameScope};
+use crate::switches::{ArgumentValues, FixedArgument};
 use crate::symbols::ProgramSymbols;
 use crate::tensor_data::{self, TensorFiles};
 
@@ -56,6 +57,10 @@ pub(crate) struct ImportLowering<'p> {
     pub opaque: UnsupportedOps,
     /// The ops whose results have no types.
     pub untyped: UnsupportedOps,
+    /// The known values of arguments.
+    pub argument_values: ArgumentValues,
+    /// The arguments that are taken for constants.
+    pub fixed_arguments: Vec<FixedArgument>,
     pub nodes: usize,
     pub notes: Vec<String>,
 }
@@ -84,6 +89,8 @@ impl<'p> ImportLowering<'p> {
             scratch: false,
             opaque: UnsupportedOps::default(),
             untyped: UnsupportedOps::default(),
+            argument_values: ArgumentValues::default(),
+            fixed_arguments: Vec::new(),
             nodes: 0,
             notes: Vec::new(),
         }

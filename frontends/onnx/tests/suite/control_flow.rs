@@ -1,6 +1,10 @@
 //! `If`, `Loop` and `Scan`: inlined, selected, or opaque.
 
-use symmc_onnx::proto;
+use std::sync::Arc;
+
+use symmc_import::ranges::{SymbolConstraint, SymbolConstraints};
+use symmc_ir::SymbolBindings;
+use symmc_onnx::{ImportOptions, import, proto};
 
 use crate::common::{Fake, branch, node, run, tensor};
 
@@ -71,7 +75,7 @@ fn branches_by_sizes_that_differ_in_type_require_the_usual_size() {
     ];
     let notes = fake.import().expect("a program").notes;
     assert!(
-        notes.iter().any(|n| n.contains("assuming 2 is at most n: the branches of `y`, which")),
+        notes.iter().any(|n| n.contains("assuming 2 is at most n, because the branches of `y`")),
         "{notes:?}"
     );
     assert_eq!(run(&fake, &[2], &[tensor("f32[2,2]", &[1.0, 2.0, 3.0, 4.0])]), [[1.0, 2.0, 3.0, 4.0]]);
@@ -144,4 +148,54 @@ fn scans_of_constant_length_are_inlined() {
     let reverse =
         "Scan num_scan_inputs=1 scan_input_directions=[1] scan_output_directions=[1] scan_output_axes=[-1]";
     assert_eq!(run(&with(reverse), &[], &x), [vec![9.0, 13.0], vec![8.0, 5.0, 0.0, 11.0, 7.0, 1.0]]);
+}
+
+#[test]
+fn arguments_that_select_branches_are_taken_for_known_values() {
+    let mut fake = Fake::new(18)
+        .input("x", "f32[2]")
+        .input("rate", "i64[]")
+        .stored("sixteen", "i64[]", &[16.0])
+        .node("Equal", &["rate", "sixteen"], &["c"])
+        .node("If", &["c"], &["y"])
+        .output("y");
+    // The branches have results of different types.
+    fake.graph().node[1].attribute = vec![
+        untyped_branch("then_branch", vec![node("Neg", &["x"], &["b"])]),
+        untyped_branch("else_branch", vec![node("Cast to=7", &["x"], &["b"])]),
+    ];
+    let stated = |number: i64| {
+        let constraint = SymbolConstraint::Range { min: Some(number), max: Some(number) };
+        SymbolConstraints { constraints: vec![("rate".into(), constraint)], ..SymbolConstraints::default() }
+    };
+    let recorded =
+        |number| ImportOptions { recorded_integers: vec![None, Some(number)], ..ImportOptions::default() };
+    for options in [
+        recorded(16),
+        ImportOptions { constraints: stated(16), ..ImportOptions::default() },
+        ImportOptions { constraints: stated(16), ..recorded(7) },
+    ] {
+        let imported = import(&[fake.source("a.onnx")], &options).expect("a program");
+        let run = |rate: f64| {
+            let inputs = [tensor("f32[2]", &[1.0, -2.0]), tensor("i64[]", &[rate])].map(Arc::new);
+            symmc_ir::interp::run(&imported.graph, &SymbolBindings::new(), &[inputs.to_vec()])
+        };
+        assert_eq!(run(16.0).expect("results")[0][0].to_f64(), [-1.0, 2.0]);
+        let error = run(8.0).expect_err("another value").to_string();
+        assert!(error.contains("fixed_arguments"), "{error}");
+        let is_noted = imported.notes.iter().any(|n| n.contains("assuming `rate` is 16, the recorded value"));
+        assert_eq!(is_noted, options.constraints.constraints.is_empty(), "{:?}", imported.notes);
+    }
+    // Without a value, or with another dependency, nothing is known.
+    let unknown = fake.clone().declared("y", "f32[2]").import().expect("an opaque op").notes.join("; ");
+    assert!(unknown.contains("If (node `y`): the condition depends on data"), "{unknown}");
+    let mut other = fake.clone().input("n", "i64[1]").declared("y", "f32[2]");
+    other.graph().node[0].input[1] = "n".into();
+    assert!(
+        import(&[other.source("a.onnx")], &recorded(16))
+            .expect("an opaque op")
+            .notes
+            .join("; ")
+            .contains("If")
+    );
 }
