@@ -116,6 +116,7 @@ impl<'p> ImportLowering<'p> {
             let results = lowering.lower_branch(node, taken, "")?;
             lowering.bind_results(node, results)
         })?;
+        self.has_assumed_branches = true;
         let table = &self.symbols.table;
         let [least, most] = &requirements[0];
         let relation = if requirements.len() > 1 { "equal to" } else { "at most" };

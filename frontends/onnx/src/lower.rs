@@ -61,6 +61,8 @@ pub(crate) struct ImportLowering<'p> {
     pub argument_values: ArgumentValues,
     /// The arguments that are taken for constants.
     pub fixed_arguments: Vec<FixedArgument>,
+    /// Whether a branch was taken because of its sizes at the upper ends.
+    pub has_assumed_branches: bool,
     pub nodes: usize,
     pub notes: Vec<String>,
 }
@@ -91,6 +93,7 @@ impl<'p> ImportLowering<'p> {
             untyped: UnsupportedOps::default(),
             argument_values: ArgumentValues::default(),
             fixed_arguments: Vec::new(),
+            has_assumed_branches: false,
             nodes: 0,
             notes: Vec::new(),
         }

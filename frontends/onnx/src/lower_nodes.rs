@@ -45,9 +45,10 @@ impl<'p> ImportLowering<'p> {
         };
         let lowered = match lowered {
             Err(RuleFailure::Opaque(why)) => self.lower_opaque(node, &why),
-            // The extents of opaque results are not related to others as the node expects.
-            Err(RuleFailure::Invalid(why)) if self.symbols.has_symbols_of_results => {
-                self.lower_opaque(node, &why)
+            // The extents of opaque results, and the branches that were assumed, may not be those that the node expects.
+            Err(RuleFailure::Invalid(why)) if self.has_assumptions() => self.lower_opaque(node, &why),
+            Err(RuleFailure::Error(FailureReason::Node { message, .. })) if self.has_assumptions() => {
+                self.lower_opaque(node, &message)
             }
             other => other,
         };
@@ -55,6 +56,10 @@ impl<'p> ImportLowering<'p> {
         lowered.map_err(|stop| {
             stop.into_error(|message| node_error(node, with_symbol_names(&message, &self.symbols.table)))
         })
+    }
+
+    fn has_assumptions(&self) -> bool {
+        self.symbols.has_symbols_of_results || self.has_assumed_branches
     }
 
     fn lower_by_rule(&mut self, node: &'p proto::NodeProto) -> RuleResult {

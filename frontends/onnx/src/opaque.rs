@@ -167,6 +167,8 @@ impl<'p> ImportLowering<'p> {
         let dtype = match declared.filter(|t| t.elem_type != 0) {
             Some(tensor) => match tensor_data::dtype_from_code(tensor.elem_type) {
                 Ok(dtype) => Some(dtype),
+                // Bytes take the place of 8-bit dtypes that the IR does not have.
+                Err(_) if tensor_data::is_byte(tensor.elem_type) => Some(DType::U8),
                 Err(found) => return unsupported!("its result `{name}` has {found}, which is not supported"),
             },
             None => by_schema.as_ref().map(|ty| ty.dtype),

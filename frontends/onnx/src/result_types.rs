@@ -73,7 +73,10 @@ const SAME_BATCH: &[&str] = &[
 ];
 
 /// Ops whose first result has the dtype and the number of axes of the first operand.
-const SAME_RANK: &[&str] = &["CenterCropPad", "Pad", "Resize", "Slice", "Tile", "Upsample"];
+const SAME_RANK: &[&str] = &["CenterCropPad", "Pad", "Resize", "Slice", "Tile", "Transpose", "Upsample"];
+
+/// Recurrent layers.
+const RECURRENT: &[&str] = &["GRU", "LSTM", "RNN"];
 
 /// Products with compressed weights. The attribute `N` is the last extent of the result.
 const PACKED_PRODUCTS: &[&str] = &["com.microsoft::MatMulBnb4", "com.microsoft::MatMulNBits"];
@@ -98,6 +101,12 @@ pub(crate) fn schema_result_type(
     if let Some(quantised) = quantised_type(op, &first, operand, result) {
         return Some(quantised);
     }
+    if RECURRENT.contains(&op) {
+        return recurrent_type(node, operand(0)?, operand(2)?, result);
+    }
+    if op == "Split" {
+        return Some(PartialType { dtype: first.dtype, shape: vec![None; first.shape.len()] });
+    }
     if result != 0 {
         return None;
     }
@@ -115,11 +124,14 @@ pub(crate) fn schema_result_type(
             *shape.get_mut(usize::try_from(axis).ok()?)? = None;
         }
         "Flatten" => shape = vec![None, None],
+        "Squeeze" => shape = vec![None; shape.len().checked_sub(axis_count(node, operand(1))?)?],
+        "Unsqueeze" => shape = unknown_axes(shape.len().checked_add(axis_count(node, operand(1))?)?)?,
+        "Gather" => shape = unknown_axes((shape.len() + operand(1)?.rank()).checked_sub(1)?)?,
         "Gemm" => shape = vec![None, None],
         "MatMul" => shape = product_shape(operand(0)?, operand(1)?)?,
         "Reshape" => {
             let rank = operand(1)?.shape.first()?.as_const()?;
-            shape = vec![None; usize::try_from(rank).ok().filter(|rank| *rank <= symmc_ir::dim::MAX_RANK)?];
+            shape = unknown_axes(usize::try_from(rank).ok()?)?;
         }
         _ if PACKED_PRODUCTS.contains(&op) => {
             let n = node.attribute.iter().find(|a| a.name == "N")?.i;
@@ -132,6 +144,39 @@ pub(crate) fn schema_result_type(
         _ => return None,
     }
     Some(PartialType { dtype, shape })
+}
+
+/// Axes of unknown extents, if the IR has so many.
+fn unknown_axes(count: usize) -> Option<Vec<Option<Dim>>> {
+    (count <= symmc_ir::dim::MAX_RANK).then(|| vec![None; count])
+}
+
+/// The number of axes in the operand or the attribute `axes`.
+fn axis_count(node: &proto::NodeProto, axes: Option<&TensorType>) -> Option<usize> {
+    match axes {
+        Some(axes) => usize::try_from(axes.numel().as_const()?).ok(),
+        None => node.attribute.iter().find(|a| a.name == "axes").map(|a| a.ints.len()),
+    }
+}
+
+/// The type of a result of a recurrent layer with these inputs and weights of states.
+fn recurrent_type(
+    node: &proto::NodeProto,
+    x: &TensorType,
+    weights: &TensorType,
+    result: usize,
+) -> Option<PartialType> {
+    let batch_first = node.attribute.iter().any(|a| a.name == "layout" && a.i != 0);
+    let [first, second, _] = x.shape.as_slice() else { return None };
+    let [directions, _, hidden] = weights.shape.as_slice() else { return None };
+    let (steps, batch) = if batch_first { (second, first) } else { (first, second) };
+    let shape = match (result, batch_first) {
+        (0, false) => vec![steps, directions, batch, hidden],
+        (0, true) => vec![batch, steps, directions, hidden],
+        (_, false) => vec![directions, batch, hidden],
+        (_, true) => vec![batch, directions, hidden],
+    };
+    Some(PartialType { dtype: x.dtype, shape: shape.into_iter().cloned().map(Some).collect() })
 }
 
 fn known(extent: usize) -> Option<Dim> {
@@ -148,6 +193,9 @@ fn quantised_type<'t>(
     let shape = first.shape.clone();
     let (dtype, shape) = match (op, result) {
         ("DequantizeLinear" | "com.microsoft::DequantizeLinear", 0) => (operand(1)?.dtype, shape),
+        ("QuantizeLinear" | "com.microsoft::QuantizeLinear", 0) => {
+            (operand(2).map_or(DType::U8, |zero| zero.dtype), shape)
+        }
         ("DynamicQuantizeLinear", 0) => (DType::U8, shape),
         ("DynamicQuantizeLinear", 1) => (DType::F32, vec![]),
         ("DynamicQuantizeLinear", 2) => (DType::U8, vec![]),

@@ -82,6 +82,8 @@ fn schemas_give_types_that_programs_do_not_declare() {
         ("GlobalLpPool", "f32[n, y_1, y_2]"),
         ("com.microsoft::MatMulNBits N=7", "f32[n, 4, 7]"),
         ("NonZero", "i64[3, y_1]"),
+        ("DynamicQuantizeLinear", "u8[n, 4, 6]"),
+        ("QuantizeLinear", "u8[n, 4, 6]"),
     ] {
         assert_eq!(opaque_types(&unary(op)).0, [expected], "{op}");
     }
@@ -105,4 +107,38 @@ fn all_ops_without_support_are_named_at_once() {
         their results: Thing (2 nodes, first `y`): this operator is not supported; the program declares no type for \
         its result `y`; other::Part (node `w`): this operator is not supported; onnx.shape_inference";
     assert!(error.contains(expected), "{error}");
+}
+
+#[test]
+fn nodes_after_opaque_ones_are_opaque_if_they_contradict_unknown_extents() {
+    let fake = Fake::new(18)
+        .input("x", "f32[1,3,8,8]")
+        .input("w", "f32[4,3,3,3]")
+        .input("axis", "i64[1]")
+        .stored("shape", "i64[2]", &[1.0, 7.0])
+        .node("other::Conv", &["x", "w"], &["c"])
+        .declared("c", "f32[1,4,?,?]")
+        .node("Add", &["c", "x"], &["d"])
+        .node("Reshape", &["d", "shape"], &["e"])
+        .node("Squeeze", &["e", "axis"], &["f"])
+        .declared("g", "f32[3,9]")
+        .node("Add", &["f", "y3"], &["g"])
+        .node("LSTM hidden_size=5", &["y3", "w3", "r3"], &["y", "h"])
+        .input("y3", "f32[2000,2,3]")
+        .input("w3", "f32[1,20,3]")
+        .input("r3", "f32[1,20,5]")
+        .output("f")
+        .output("g")
+        .output("y")
+        .output("h");
+    let expected = [
+        "f32[1, 4, c_2, c_3]",
+        "f32[1, d_1, d_2, d_3]",
+        "f32[e_0, e_1]",
+        "f32[f_0]",
+        "f32[3, 9]",
+        "f32[2000, 1, 2, 5]",
+        "f32[1, 2, 5]",
+    ];
+    assert_eq!(opaque_types(&fake).0, expected);
 }
