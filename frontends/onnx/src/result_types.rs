@@ -126,6 +126,10 @@ pub(crate) fn schema_result_type(
         "Flatten" => shape = vec![None, None],
         "Squeeze" => shape = vec![None; shape.len().checked_sub(axis_count(node, operand(1))?)?],
         "Unsqueeze" => shape = unknown_axes(shape.len().checked_add(axis_count(node, operand(1))?)?)?,
+        "Expand" => {
+            let rank = usize::try_from(operand(1)?.shape.first()?.as_const()?).ok()?;
+            shape = unknown_axes(rank.max(shape.len()))?;
+        }
         "Gather" => shape = unknown_axes((shape.len() + operand(1)?.rank()).checked_sub(1)?)?,
         "Gemm" => shape = vec![None, None],
         "MatMul" => shape = product_shape(operand(0)?, operand(1)?)?,
@@ -167,8 +171,14 @@ fn recurrent_type(
     result: usize,
 ) -> Option<PartialType> {
     let batch_first = node.attribute.iter().any(|a| a.name == "layout" && a.i != 0);
-    let [first, second, _] = x.shape.as_slice() else { return None };
-    let [directions, _, hidden] = weights.shape.as_slice() else { return None };
+    let [first, second] = match x.shape.as_slice() {
+        [first, second, _] => [Some(first), Some(second)],
+        _ => [None, None],
+    };
+    let [directions, hidden] = match weights.shape.as_slice() {
+        [directions, _, hidden] => [Some(directions), Some(hidden)],
+        _ => [None, None],
+    };
     let (steps, batch) = if batch_first { (second, first) } else { (first, second) };
     let shape = match (result, batch_first) {
         (0, false) => vec![steps, directions, batch, hidden],
@@ -176,7 +186,7 @@ fn recurrent_type(
         (_, false) => vec![directions, batch, hidden],
         (_, true) => vec![batch, directions, hidden],
     };
-    Some(PartialType { dtype: x.dtype, shape: shape.into_iter().cloned().map(Some).collect() })
+    Some(PartialType { dtype: x.dtype, shape: shape.into_iter().map(Option::<&Dim>::cloned).collect() })
 }
 
 fn known(extent: usize) -> Option<Dim> {
