@@ -21,6 +21,7 @@ mod index;
 mod linear;
 mod loss;
 mod normalize;
+mod recurrent;
 mod reduce;
 mod scatter;
 pub(crate) mod slicing;
@@ -47,6 +48,7 @@ static RULE_TABLES: RuleTables<OpRule> = RuleTables::new(&[
     scatter::RULE_ROWS,
     create::RULE_ROWS,
     loss::RULE_ROWS,
+    recurrent::RULE_ROWS,
     backward::RULE_ROWS,
     collectives::RULE_ROWS,
     collectives::WRITING_RULE_ROWS,
