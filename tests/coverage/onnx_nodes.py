@@ -73,7 +73,7 @@ def integers(case):
 
     names = [i.name for i in case.model.graph.input]
     values = zip(names, case.data_sets[0][0])
-    return {n for n, v in values if isinstance(v, numpy.ndarray) and v.dtype.kind in "iub"}
+    return {n for n, v in values if isinstance(v, numpy.ndarray | numpy.generic) and v.dtype.kind in "iub"}
 
 
 def main():

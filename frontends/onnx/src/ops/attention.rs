@@ -197,10 +197,7 @@ fn attention(c: &mut OpCall<'_, '_>) -> EmitResult {
     scores.cap = Some(c.float_or("softcap", 0.0)?).filter(|cap| *cap > 0.0 && cap.is_finite());
     let [q, k, v] = c.first_tensors()?;
     // The softmax is computed in the requested precision or a higher one.
-    unsupported_if!(
-        c.opt_int("softmax_precision")? == Some(i64::from(kind::DOUBLE)) && c.dtype(q) != DType::F64,
-        "a softmax in 64 bits is not supported"
-    );
+    let is_wide = c.opt_int("softmax_precision")? == Some(i64::from(kind::DOUBLE));
     let flat = c.rank(q) == 3;
     let heads = c.int_or("q_num_heads", 0)?;
     let key_heads = c.int_or("kv_num_heads", heads)?;
@@ -251,7 +248,17 @@ fn attention(c: &mut OpCall<'_, '_>) -> EmitResult {
         let output = scores.emit_scores(c, [q, k], stage)?;
         c.set_result(3, output);
     }
-    let y = scores.emit(c, [q, k, v])?;
+    let dtype = c.dtype(q);
+    let y = if is_wide && dtype != DType::F64 {
+        let wide = [c.cast(q, DType::F64)?, c.cast(k, DType::F64)?, c.cast(v, DType::F64)?];
+        if let Some(mask) = scores.mask.filter(|mask| c.dtype(*mask).is_float()) {
+            scores.mask = Some(c.cast(mask, DType::F64)?);
+        }
+        let y = scores.emit(c, wide)?;
+        c.cast(y, dtype)?
+    } else {
+        scores.emit(c, [q, k, v])?
+    };
     if flat { join_heads(c, y) } else { Ok(y) }
 }
 

@@ -2,7 +2,7 @@
 //! An index is therefore wrapped, unless the nodes that compute it show that it is never negative.
 
 use symmc_import::emit::extent_product;
-use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported_if};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if};
 use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, ValueId};
 
 use super::{RuleRow, row, row_of_results};
@@ -19,16 +19,36 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     }),
     row("GatherND", 13, "index", |c| {
         let x = c.tensor(0)?;
-        unsupported_if!(c.flag("batch_dims")?, "batch axes are not supported");
+        let batch = c.int_or("batch_dims", 0)?;
+        let index = c.tensor(1)?;
+        let limit = c.rank(x).min(c.rank(index)) as i64;
+        invalid_if!(
+            !(0..limit).contains(&batch),
+            "expected batch_dims from 0 to {}, found {batch}",
+            limit - 1
+        );
+        let batch = batch as usize;
+        let coordinates = coordinate_indices(c, x, batch)?;
+        // The positions of the batch are coordinates as well.
+        let shape = c.shape(index)[..c.rank(index) - 1].to_vec();
         let mut operands = vec![x];
-        operands.extend(coordinate_indices(c, x)?);
+        for axis in 0..batch {
+            let positions = c.iota(shape[axis].clone(), 0, 1, DType::I64)?;
+            let mut line = vec![Dim::from(1); shape.len()];
+            line[axis] = shape[axis].clone();
+            let positions = c.reshape(positions, line)?;
+            operands.push(c.expand(positions, shape.clone())?);
+        }
+        for coordinate in coordinates {
+            operands.push(if batch > 0 { c.cast(coordinate, DType::I64)? } else { coordinate });
+        }
         c.emit("index", Op::Index { axis: 0 }, &operands)
     }),
     row_of_results("ScatterElements", 18, "scatter", scatter),
     row_of_results("Scatter", 9, "scatter", scatter),
     row("ScatterND", 18, "index_put, scatter", scatter_nd),
     row("TensorScatter", 24, "scatter", tensor_scatter),
-    row("ReverseSequence", 10, "gather", reverse_sequence),
+    row("ReverseSequence", 28, "gather", reverse_sequence),
     row("OneHot", 28, "eq with an iota, select", one_hot),
 ];
 
@@ -57,15 +77,15 @@ fn gather(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.set_only_result(y)
 }
 
-/// The indices into the first axes of `x`, from the last axis of operand 1.
-fn coordinate_indices(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Vec<ValueId>> {
+/// The indices into the axes of `x` from `first` on, from the last axis of operand 1.
+fn coordinate_indices(c: &mut OpCall<'_, '_>, x: ValueId, first: usize) -> RuleResult<Vec<ValueId>> {
     let index = c.tensor(1)?;
     let Some(last) = c.rank(index).checked_sub(1) else {
         return invalid!("expected indices with an axis, found none");
     };
     let count = c.extent(index, last).as_const();
-    let Some(count) = count.filter(|n| (1..=c.rank(x) as i64).contains(n)) else {
-        let rank = c.rank(x);
+    let Some(count) = count.filter(|n| (1..=(c.rank(x) - first) as i64).contains(n)) else {
+        let rank = c.rank(x) - first;
         let extent = c.extent(index, last);
         return invalid!("expected 1 to {rank} coordinates, found {}", c.display_dim(&extent));
     };
@@ -73,7 +93,7 @@ fn coordinate_indices(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Vec<Valu
     for axis in 0..count as usize {
         let coordinate = c.slice(index, last, (axis as i64).into(), 1.into(), 1)?;
         let coordinate = c.drop_axis(coordinate, last)?;
-        out.push(c.wrap_negative_index(coordinate, &c.extent(x, axis))?);
+        out.push(c.wrap_negative_index(coordinate, &c.extent(x, first + axis))?);
     }
     Ok(out)
 }
@@ -82,7 +102,7 @@ fn scatter_nd(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.tensor(0)?;
     let source = c.tensor(2)?;
     let combine = combination(c)?;
-    let indices = coordinate_indices(c, x)?;
+    let indices = coordinate_indices(c, x, 0)?;
     if matches!(combine, None | Some(ReductionKind::Sum)) {
         let accumulate = combine.is_some();
         let operands = [[x, source].as_slice(), &indices].concat();

@@ -9,6 +9,7 @@ mod create;
 mod elementwise;
 mod index;
 mod linear;
+mod linear_attention;
 mod loss;
 mod normalize;
 mod recurrent;
@@ -29,6 +30,7 @@ static RULE_TABLES: RuleTables<VersionedRule> = RuleTables::new(&[
     elementwise::RULE_ROWS,
     activations::RULE_ROWS,
     linear::RULE_ROWS,
+    linear_attention::RULE_ROWS,
     loss::RULE_ROWS,
     normalize::RULE_ROWS,
     recurrent::RULE_ROWS,

@@ -49,6 +49,8 @@ const HARMLESS: &[(&str, &str)] = &[
     ("Dropout", "operand 1"),
     // Any order is allowed.
     ("TopK", "sorted"),
+    // The size of pieces in which kernels compute.
+    ("LinearAttention", "chunk_size"),
     // These only affect scores that are output, and keys that are padded.
     ("Attention", "qk_matmul_output_mode"),
     ("com.microsoft::MultiHeadAttention", "mask_filter_value"),

@@ -446,6 +446,30 @@ def losses_and_moves():
     yield 24, "Attention", {"is_causal": 1, "qk_matmul_output_mode": 2}, [q, k, v, wave(4, 3, 8), *past], 4
 
 
+def states():
+    q, k, v = wave(2, 3, 8) / 2, wave(2, 3, 4)[..., ::-1] / 3, ramp(2, 3, 6) / 20
+    heads = {"q_num_heads": 4, "kv_num_heads": 2}
+    past, decay, update = wave(2, 2, 2, 3) / 4, -ramp(2, 3, 2) / 9, ramp(2, 3, 2) / 12
+    yield 27, "LinearAttention", heads | {"update_rule": "linear"}, [q, k, v], 2
+    yield 27, "LinearAttention", heads | {"update_rule": "gated", "scale": 0.3}, [q, k, v, past, decay], 2
+    yield 27, "LinearAttention", heads | {"update_rule": "delta"}, [q, k, v, past, None, update[..., :1]], 2
+    yield 27, "LinearAttention", heads, [q, k, v, None, -ramp(2, 3, 4) / 9, update], 2
+    x, weight = wave(2, 3, 5), wave(3, 1, 3)
+    yield 27, "CausalConvWithState", {}, [x, weight], 2
+    yield 27, "CausalConvWithState", {"activation": "silu"}, [x, weight, wave(3), ramp(2, 3, 2)], 2
+    for flags in ({}, {"reverse": 1}, {"exclusive": 1}, {"exclusive": 1, "reverse": 1}):
+        yield 26, "CumProd", flags, [wave(2, 5), C(np.array(1, np.int64))]
+    yield 26, "CumProd", {}, [i(1, 2, 3, 4, dtype=np.int32), C(np.array(0, np.int32))]
+    for op in ("ArgMax", "ArgMin"):
+        yield 13, op, {"axis": 1, "select_last_index": 1, "keepdims": 0}, [f(1, 3, 3, 1, 0, 0, 5, 5, shape=(2, 4))]
+    yield 13, "GatherND", {"batch_dims": 1}, [ramp(2, 3, 2), i(1, -1, shape=(2, 1))]
+    yield 13, "GatherND", {"batch_dims": 1}, [ramp(2, 3, 2), i(1, 0, 2, -1, 0, 1, 1, 1, shape=(2, 2, 2))]
+    for op in ("HannWindow", "HammingWindow", "BlackmanWindow"):
+        yield 17, op, {}, [C(7)]
+        yield 17, op, {"periodic": 0, "output_datatype": 11}, [C(6)]
+    yield 24, "Attention", {"softmax_precision": 11}, [wave(1, 2, 3, 4), wave(1, 2, 3, 4), wave(1, 2, 3, 4), wave(3, 3)]
+
+
 def runtime_attention():
     """Attention ops of ONNX Runtime with all optional operands."""
     mha = "com.microsoft::MultiHeadAttention"
@@ -560,7 +584,7 @@ def line(version, op, attributes, operands, results=1):
 
 if __name__ == "__main__":
     print("# Written by ops.py: version, op and attributes | operands | results.")
-    for case in [*CASES, *recurrent(), *losses_and_moves(), *runtime_attention(), *extremes()]:
+    for case in [*CASES, *recurrent(), *losses_and_moves(), *states(), *runtime_attention(), *extremes()]:
         try:
             print(line(*case))
         except Exception as error:  # Shows which case the evaluator refuses.
