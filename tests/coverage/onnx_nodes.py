@@ -22,8 +22,12 @@ import tempfile
 
 from outcome import run
 
-# Cases whose result is not defined.
-APART = {"random numbers": r"(bernoulli|random|dropout.*training|training_dropout|multinomial)"}
+# Cases whose result is not defined, or less precise than symmc's: a program of constants must have exactly the recorded
+# numbers, which were computed in f32 here.
+APART = {
+    "random numbers": r"(bernoulli|random|dropout.*training|training_dropout|multinomial)",
+    "windows in f32": r"(hann|hamming|blackman)window",
+}
 
 
 def arrays(values, names):
