@@ -7,9 +7,8 @@ use std::sync::Arc;
 use symmc_import::{Compositions, Emit, RuleCall, invalid, unsupported, unsupported_if};
 use symmc_ir::{DType, Dim, GraphBuilder, InputKind, Scalar, Tensor, TensorType, ValueDef, ValueId};
 
-use crate::control_flow::SizeCondition;
 use crate::error::FailureReason;
-use crate::known_values::{KnownValue, SymbolicInts, type_of_tensor, uniform_scalar};
+use crate::known_values::{KnownValue, SizeCondition, SymbolicInts, type_of_tensor, uniform_scalar};
 use crate::lower::{EmitResult, ImportLowering, RuleFailure, RuleResult};
 use crate::node::{describe_attribute, node_label};
 use crate::proto::{self, attribute_type as kind};

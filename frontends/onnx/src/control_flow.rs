@@ -16,31 +16,23 @@ use symmc_ir::{
 };
 
 use crate::emit::DetachedEmitter;
-use crate::known_values::KnownValue;
+use crate::known_values::{KnownValue, SizeCondition};
 use crate::lower::{ImportLowering, RuleFailure, RuleResult};
-use crate::node::{node_label, normalize_domain};
+use crate::node::{CONTROL_FLOW, node_label};
 use crate::proto;
 use crate::ranks::RankCount;
 use crate::scope::{NameBinding, NameScope};
 use crate::symbols::ProgramSymbols;
 
 /// The ops of this module, and what they become.
-pub(crate) const SUPPORTED: &[(&str, &str)] = &[
-    ("If", "(a branch), select of both branches"),
-    ("Loop", "(the nodes of all iterations), concat"),
-    ("Scan", "(the nodes of all iterations), slice, concat"),
+pub(crate) const SUPPORTED: [(&str, &str); CONTROL_FLOW.len()] = [
+    (CONTROL_FLOW[0], "(a branch), select of both branches"),
+    (CONTROL_FLOW[1], "(the nodes of all iterations), concat"),
+    (CONTROL_FLOW[2], "(the nodes of all iterations), slice, concat"),
 ];
 
 /// The most iterations of a loop that are inlined.
 const MAX_ITERATIONS: i64 = 1024;
-
-/// A comparison of two expressions of sizes.
-#[derive(Clone, Debug)]
-pub(crate) struct SizeCondition {
-    pub op: BinaryOp,
-    pub left: Dim,
-    pub right: Dim,
-}
 
 /// The condition of a branch.
 enum Condition {
@@ -61,10 +53,6 @@ struct Snapshot<'p> {
     opaque: UnsupportedOps,
     untyped: UnsupportedOps,
     notes: Vec<String>,
-}
-
-pub(crate) fn is_control_flow(node: &proto::NodeProto) -> bool {
-    normalize_domain(&node.domain).is_empty() && SUPPORTED.iter().any(|(op, _)| *op == node.op_type)
 }
 
 fn graph_attribute<'p>(node: &'p proto::NodeProto, name: &str) -> RuleResult<&'p proto::GraphProto> {

@@ -6,8 +6,7 @@ use symmc_ir::dim::check_shape_complexity;
 use symmc_ir::{BinaryOp, DType, Dim};
 
 use crate::call::OpCall;
-use crate::control_flow::SizeCondition;
-use crate::known_values::{KnownValue, SymbolicInts};
+use crate::known_values::{KnownValue, SizeCondition, SymbolicInts};
 use crate::lower::RuleResult;
 use crate::node::normalize_domain;
 use crate::tensor_data;

@@ -27,6 +27,7 @@
 //! sizes of the files. The path of an external data file must lead down from the model's folder. Symbolic
 //! links on that path are followed wherever they lead, because caches of models link to their files.
 
+mod argument_values;
 mod call;
 mod compare_ranks;
 mod control_flow;
@@ -70,13 +71,13 @@ use symmc_support::{Backing, MappedFile};
 
 pub use error::{FailureReason, ImportError};
 
+use argument_values::ArgumentValues;
 use file_buf::FileBuf;
 use lower::ImportLowering;
 use node::normalize_domain;
 use parameters::ParameterSet;
 use ranks::RankCount;
 use scope::NameScope;
-use switches::ArgumentValues;
 use symbols::ProgramSymbols;
 use tensor_data::TensorFiles;
 

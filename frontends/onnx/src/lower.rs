@@ -7,6 +7,7 @@ use indexmap::IndexMap;
 use symmc_import::{Compositions, UnsupportedOps, declared, invalid, unsupported, unsupported_if};
 use symmc_ir::{DType, Dim, GraphBuilder, InputKind, Op, Tensor, TensorType, ValueId};
 
+use crate::argument_values::{ArgumentValues, FixedArgument};
 use crate::emit;
 use crate::error::FailureReason;
 use crate::known_values::{KnownValue, type_of_tensor, uniform_scalar};
@@ -15,7 +16,6 @@ use crate::parameters::{MAX_CONSTANT, ParameterSet, is_constant};
 use crate::proto;
 use crate::ranks::RankCount;
 use crate::scope::{NameBinding, NameScope};
-use crate::switches::{ArgumentValues, FixedArgument};
 use crate::symbols::ProgramSymbols;
 use crate::tensor_data::{self, TensorFiles};
 

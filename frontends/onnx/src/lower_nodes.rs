@@ -11,10 +11,10 @@ use symmc_ir::text::with_symbol_names;
 use crate::call::OpCall;
 use crate::error::FailureReason;
 use crate::lower::{ImportLowering, RuleFailure, RuleResult};
-use crate::node::{display_name, node_label, normalize_domain};
+use crate::node::{display_name, is_control_flow, node_label, normalize_domain};
 use crate::ops;
 use crate::proto;
-use crate::{control_flow, evaluate, fold, inline, schemas};
+use crate::{evaluate, fold, inline, schemas};
 
 /// The largest number of nodes that function calls may expand to.
 const MAX_NODES: usize = 1 << 18;
@@ -40,7 +40,7 @@ impl<'p> ImportLowering<'p> {
         }
         let lowered = match inline::find_function(self, node) {
             Some(function) => self.lower_function(node, function),
-            None if control_flow::is_control_flow(node) => self.lower_control_flow(node),
+            None if is_control_flow(node) => self.lower_control_flow(node),
             None => self.lower_by_rule(node),
         };
         let lowered = match lowered {

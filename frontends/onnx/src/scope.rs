@@ -7,8 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use symmc_ir::ValueId;
 
-use crate::control_flow::SizeCondition;
-use crate::known_values::KnownValue;
+use crate::known_values::{KnownValue, SizeCondition};
 use crate::proto;
 
 #[derive(Clone, Debug)]
