@@ -49,6 +49,10 @@ const HARMLESS: &[(&str, &str)] = &[
     ("Dropout", "operand 1"),
     // Any order is allowed.
     ("TopK", "sorted"),
+    // How precisely kernels compute at least.
+    ("com.microsoft::MatMulNBits", "accuracy_level"),
+    // It only affects a result that is refused.
+    ("com.microsoft::EmbedLayerNormalization", "mask_index_type"),
     // The size of pieces in which kernels compute.
     ("LinearAttention", "chunk_size"),
     // These only affect scores that are output, and keys that are padded.

@@ -470,6 +470,39 @@ def states():
     yield 24, "Attention", {"softmax_precision": 11}, [wave(1, 2, 3, 4), wave(1, 2, 3, 4), wave(1, 2, 3, 4), wave(3, 3)]
 
 
+def runtime_products():
+    for flags in ({"transBatchA": 1}, {"transBatchA": 1, "transA": 1}):
+        x = wave(2, 3, 4) if "transA" not in flags else wave(4, 3, 2)
+        yield 20, "com.microsoft::FusedMatMul", flags, [x, wave(3, 4, 2)]
+    yield 20, "com.microsoft::FusedMatMul", {"transBatchB": 1, "alpha": 0.5}, [wave(3, 2, 4), wave(4, 3, 2)]
+    yield 20, "com.microsoft::FusedMatMul", {"transBatchB": 1, "transB": 1}, [wave(3, 2, 4), wave(2, 3, 4)]
+    for activation in ("Relu", "Sigmoid", "Tanh"):
+        gemm = {"transB": 1, "beta": 0.5, "activation": activation}
+        yield 20, "com.microsoft::FusedGemm", gemm, [wave(2, 3), wave(4, 3), wave(4)]
+    yield 20, "com.microsoft::FusedGemm", {"activation": "LeakyRelu", "activation_alpha": 0.25}, [wave(2, 3), wave(3, 4)]
+    tables = [wave(5, 4), ramp(6, 4) / 9, wave(2, 4) / 3]
+    words, segments = i(1, 4, 0, 2, 2, 3, shape=(2, 3), dtype=np.int32), i(0, 1, 1, 0, 0, 1, shape=(2, 3), dtype=np.int32)
+    embed = "com.microsoft::EmbedLayerNormalization"
+    yield 20, embed, {"epsilon": 0.01}, [words, segments, *tables, wave(4), ramp(4)], 3
+    yield 20, embed, {}, [words, None, *tables[:2], None, wave(4), ramp(4), None, i(3, 0, 5, 1, 1, 2, shape=(2, 3), dtype=np.int32)], 3
+    product = "com.microsoft::MatMulNBits"
+    for bits in (4, 8):
+        for rows, block in ((32, 16), (40, 16), (32, 32)):
+            n = -(-rows // block)
+            sizes = {"K": rows, "N": 3, "bits": bits, "block_size": block}
+            x, size = wave(2, rows), block * bits // 8
+            packed = ((np.arange(3 * n * size) * 37 + 11) % 256).astype(np.uint8).reshape(3, n, size)
+            scales = wave(3 * n) / 50
+            yield 20, product, sizes, [x, packed, scales]
+            points = (np.arange(3 * -(-n * bits // 8)) * 23 % 256).astype(np.uint8)
+            yield 20, product, sizes, [x, packed, scales, points]
+            if bits == 4:
+                yield 20, product, sizes, [x, packed, scales, wave(3 * n) + 8, None, wave(3)]
+    x, packed, scales = wave(2, 32), ((np.arange(48) * 37) % 256).astype(np.uint8).reshape(3, 2, 8), wave(6) / 50
+    group = (np.arange(32) % 2).astype(np.int32)
+    yield 20, product, {"K": 32, "N": 3, "bits": 4, "block_size": 16}, [x, packed, scales, None, group]
+
+
 def runtime_attention():
     """Attention ops of ONNX Runtime with all optional operands."""
     mha = "com.microsoft::MultiHeadAttention"
@@ -561,7 +594,8 @@ def line(version, op, attributes, operands, results=1):
     theirs = theirs or (name == "Hardmax" and version < 13)
     node = helper.make_node(name, inputs, names, domain=domain, **attributes)
     kind = TensorProto.FLOAT if theirs else TensorProto.UNDEFINED
-    outputs = [helper.make_tensor_value_info(n, kind, None) for n in names]
+    integers = ["r1"] if name == "EmbedLayerNormalization" else []
+    outputs = [helper.make_tensor_value_info(n, TensorProto.INT32 if n in integers else kind, None) for n in names]
     graph = helper.make_graph([node], "case", values, outputs, constants)
     sets = [helper.make_opsetid("", version), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=sets, ir_version=10)
@@ -584,7 +618,7 @@ def line(version, op, attributes, operands, results=1):
 
 if __name__ == "__main__":
     print("# Written by ops.py: version, op and attributes | operands | results.")
-    for case in [*CASES, *recurrent(), *losses_and_moves(), *states(), *runtime_attention(), *extremes()]:
+    for case in [*CASES, *recurrent(), *losses_and_moves(), *states(), *runtime_products(), *runtime_attention(), *extremes()]:
         try:
             print(line(*case))
         except Exception as error:  # Shows which case the evaluator refuses.
