@@ -24,7 +24,7 @@ pub struct BuildError {
     pub message: String,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct GraphBuilder {
     graph: Graph,
     /// For each requested name, the number of values with that name or a suffixed form of it.

@@ -22,9 +22,11 @@ import tempfile
 
 from outcome import run
 
-# Cases whose result is not defined, or whose recorded result is not.
+# Cases whose result is not defined, or less precise than symmc's: a program of constants must have exactly the recorded
+# numbers, which were computed in f32 here.
 APART = {
     "random numbers": r"(bernoulli|random|dropout.*training|training_dropout|multinomial)",
+    "windows in f32": r"(hann|hamming|blackman)window",
     "four digits": r"averagepool_2d_ceil_last_window_starts_on_pad",
 }
 
@@ -37,7 +39,7 @@ def arrays(values, names):
     for name, value in zip(names, values):
         if not isinstance(value, (numpy.ndarray, numpy.generic)) or numpy.asarray(value).dtype.kind in "OUSc":
             return None
-        out[name] = numpy.ascontiguousarray(numpy.asarray(value))
+        out[name] = numpy.asarray(value, order="C")
     return out
 
 
@@ -80,7 +82,7 @@ def constant_inputs(case):
 
     names = [i.name for i in case.model.graph.input]
     values = zip(names, case.data_sets[0][0])
-    return {n for n, v in values if isinstance(v, numpy.ndarray) and (v.dtype.kind in "iub" or n in CONSTANT_FLOATS)}
+    return {n for n, v in values if isinstance(v, numpy.ndarray | numpy.generic) and (v.dtype.kind in "iub" or n in CONSTANT_FLOATS)}
 
 
 def main():
@@ -88,6 +90,7 @@ def main():
     parser.add_argument("symmc", help="the symmc command")
     parser.add_argument("--case", help="only cases whose name matches this pattern")
     parser.add_argument("--keep", help="a folder for the files of cases that went wrong")
+    parser.add_argument("--refused", action="store_true", help="also print the cases that are refused or out of scope")
     args = parser.parse_args()
     from onnx.backend.test.case.node import collect_testcases
 
@@ -111,6 +114,8 @@ def main():
                 if again != "refused":
                     status, words = ("agreed as initializers" if again == "agreed" else again), said
             total[status] += 1
+            if args.refused and status in ("refused", "out of scope"):
+                print(f"{status}: {case.name}: {words}", flush=True)
             if status == "wrong":
                 print(f"wrong: {case.name}: {words}", flush=True)
                 if args.keep:

@@ -43,7 +43,8 @@ pub fn report_with_times(plan: &CheckedPlan, times: Option<&EstimatedTimes>) -> 
     Ok(out)
 }
 
-/// One line: the estimated time of a run, its parts, and the time with plain collectives.
+/// One line: the estimated time of a run, its parts, and the time with plain collectives. Steps that are not estimated
+/// make it a lower bound.
 pub fn time_line(chosen: &BucketEstimate, plain: Option<f64>) -> String {
     let [total, compute, exposed] =
         [chosen.total_us, chosen.compute_us, chosen.exposed_us].map(format_micros);
@@ -59,8 +60,13 @@ pub fn time_line(chosen: &BucketEstimate, plain: Option<f64>) -> String {
         None => String::new(),
     };
     let modelled = modelled_text(chosen);
+    let (least, unestimated) = match chosen.unestimated_steps {
+        0 => ("", String::new()),
+        1 => ("at least ", "; 1 step is not estimated".into()),
+        steps => ("at least ", format!("; {steps} steps are not estimated")),
+    };
     format!(
-        "  estimated time of a run: {total}: computation {compute}, exposed communication {exposed}{plain}{modelled}\n"
+        "  estimated time of a run: {least}{total}: computation {compute}, exposed communication {exposed}{plain}{modelled}{unestimated}\n"
     )
 }
 

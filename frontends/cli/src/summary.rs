@@ -82,6 +82,7 @@ fn bucket_summary(
         "compute_us": chosen.compute_us,
         "exposed_us": chosen.exposed_us,
         "plain_total_us": plain,
+        "unestimated_steps": chosen.unestimated_steps,
         "ordinary_bytes": bucket.totals.ordinary_peak,
         "symmetric_bytes": bucket.totals.symmetric_peak,
         "weight_bytes": weights.fold(0, u64::saturating_add),

@@ -18,7 +18,7 @@ use symmc_ir::entity::Entity;
 use symmc_ir::{EntityMap, Graph, Node, NodeId, Op, OpCost, RoundingEffect, TensorType, ValueId};
 
 /// The nodes of each rule of an import.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Compositions {
     /// The positions of the nodes of each rule, ascending.
     rules: Vec<Vec<usize>>,

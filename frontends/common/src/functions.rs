@@ -4,6 +4,9 @@ use symmc_ir::{BinaryOp, FloatAttribute, ReductionKind, Scalar};
 
 use crate::formula::Term;
 
+/// From here on, `1 + x * x` is `x * x` in f32, and `x * x` does not overflow before.
+const LARGE: f64 = (1u64 << 28) as f64;
+
 impl<E> Term<'_, E> {
     /// `exp(x) - 1`, computed as `tanh(x / 2) * (exp(x) + 1)`, which keeps the precision of small numbers.
     pub fn expm1(self) -> Self {
@@ -57,22 +60,31 @@ impl<E> Term<'_, E> {
         }
     }
 
-    /// The inverse of the hyperbolic sine: `log1p(|x| + x² / (1 + sqrt(1 + x²)))` with the sign of `x`. Above 1e150, where squares
-    /// would overflow, it is `log(2 |x|)`.
-    pub fn inverse_sinh(self) -> Self {
-        let size = self.abs();
-        let square = size.min(1e150).square();
-        let near = (size + square / ((square + 1.0).sqrt() + 1.0)).log1p();
-        let far = size.log() + std::f64::consts::LN_2;
-        let y = size.gt(1e150).select(far, near);
-        // The sign of a zero stays, and NaN.
-        let signed = y * self.sign();
-        self.eq(0.0).select(self, signed)
-    }
-
     /// Whether floats have a sign: zeros have one as well, which their reciprocals show.
     pub fn has_sign(self) -> Self {
         self.lt(0.0) | self.reciprocal().lt(0.0)
+    }
+
+    /// The inverse of the hyperbolic sine. The square of a large number would overflow: there it is `log(2x)`.
+    pub fn inverse_sinh(self) -> Self {
+        let size = self.abs();
+        let square = size.square();
+        let small = (size + square / ((square + 1.0).sqrt() + 1.0)).log1p();
+        let large = size.log() + std::f64::consts::LN_2;
+        size.gt(LARGE).select(large, small) * self.sign()
+    }
+
+    /// The inverse of the hyperbolic cosine.
+    pub fn inverse_cosh(self) -> Self {
+        let above = self - 1.0;
+        let small = (above + (above * 2.0 + above.square()).sqrt()).log1p();
+        self.gt(LARGE).select(self.log() + std::f64::consts::LN_2, small)
+    }
+
+    /// The inverse of the hyperbolic tangent.
+    pub fn inverse_tanh(self) -> Self {
+        let size = self.abs();
+        (size * 2.0 / (1.0 - size)).log1p() * 0.5 * self.sign()
     }
 
     pub fn tan(self) -> Self {

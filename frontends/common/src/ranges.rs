@@ -171,6 +171,15 @@ pub struct OpenSizes {
     pub recorded: Vec<(String, i64)>,
 }
 
+impl OpenSizes {
+    /// Adds what is open about further symbols.
+    pub fn extend(&mut self, others: OpenSizes) {
+        self.unbounded.extend(others.unbounded);
+        self.with_default.extend(others.with_default);
+        self.recorded.extend(others.recorded);
+    }
+}
+
 /// Resolves the symbols of a program. `default` bounds the symbols without an upper bound. Fails if a caller
 /// names an unknown symbol, or a constraint contradicts the program.
 pub fn resolve_symbols(

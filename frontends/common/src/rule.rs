@@ -113,20 +113,39 @@ impl<R> RuleTables<R> {
     }
 }
 
-/// The ops of a program that stay opaque, each with the first reason and the number of nodes.
-#[derive(Debug, Default)]
-pub struct OpaqueOps(IndexMap<String, (String, usize)>);
+/// Ops of a program that have no rule, or not as they are used: the reason and the node of the first use, and the
+/// number of nodes.
+#[derive(Clone, Debug, Default)]
+pub struct UnsupportedOps(IndexMap<String, UnsupportedUse>);
 
-impl OpaqueOps {
-    pub fn record(&mut self, op: &str, why: &str) {
-        self.0.entry(op.to_string()).or_insert_with(|| (why.to_string(), 0)).1 += 1;
+#[derive(Clone, Debug)]
+struct UnsupportedUse {
+    why: String,
+    first: String,
+    count: usize,
+}
+
+impl UnsupportedOps {
+    pub fn record(&mut self, op: &str, node: &str, why: &str) {
+        let new = || UnsupportedUse { why: why.to_string(), first: node.to_string(), count: 0 };
+        self.0.entry(op.to_string()).or_insert_with(new).count += 1;
     }
 
-    /// Removes the recorded ops and returns a sentence for each.
-    pub fn take_notes(&mut self) -> impl Iterator<Item = String> {
-        std::mem::take(&mut self.0).into_iter().map(|(op, (why, count))| {
-            let nodes = if count == 1 { "node" } else { "nodes" };
-            format!("{op} stays opaque ({count} {nodes}): {why}")
-        })
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Each op once, with its number of nodes, the first of them, and the reason there. `None` if there are no ops.
+    pub fn describe(&self) -> Option<String> {
+        let ops = self.0.iter().map(|(op, UnsupportedUse { why, first, count })| match count {
+            1 => format!("{op} (node `{first}`): {why}"),
+            count => format!("{op} ({count} nodes, first `{first}`): {why}"),
+        });
+        (!self.0.is_empty()).then(|| ops.collect::<Vec<_>>().join("; "))
+    }
+
+    /// A note on these ops, if they stay opaque.
+    pub fn opaque_note(&self) -> Option<String> {
+        self.describe().map(|ops| format!("these operators stay opaque, so the program does not run: {ops}"))
     }
 }

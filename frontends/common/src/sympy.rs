@@ -2,8 +2,9 @@
 //! form of older minor versions (`4*s0`, `(s0//2)`).
 //!
 //! Only integer expressions over symbols become dims. Floats may occur inside a function that rounds to an
-//! integer, if the rounding of floats cannot change the result (`rounding`). Everything else (rationals,
-//! functions without an integer counterpart) is rejected by name.
+//! integer, if the rounding of floats cannot change the result (`rounding`). Within `floor` and `ceiling`, `/`
+//! is exact division by a constant. Everything else (rationals, functions without an integer counterpart) is
+//! rejected by name.
 
 use indexmap::IndexSet;
 use symmc_ir::Dim;
@@ -46,6 +47,9 @@ pub fn to_dim(e: &SizeExpr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -
     };
     if let ("FloorToInt" | "CeilToInt" | "TruncToInt" | "RoundToInt", [a]) = (name, args.as_slice()) {
         return rounding::rounded_to_dim(name, a, &|e| to_dim(e, resolve)).and_then(check_limits);
+    }
+    if let ("floor" | "ceiling", [a]) = (name, args.as_slice()) {
+        return rounding::exactly_rounded_to_dim(name, a, &|e| to_dim(e, resolve)).and_then(check_limits);
     }
     if matches!(name, "Pow" | "PowByNatural") {
         return match args.as_slice() {
@@ -228,6 +232,8 @@ impl<'a> SizeExprParser<'a> {
         loop {
             let name = if self.eat_token("//") {
                 "FloorDiv"
+            } else if self.eat_token("/") {
+                "IntTrueDiv"
             } else if self.eat_token("*") {
                 "Mul"
             } else if self.eat_token("%") {
@@ -471,6 +477,31 @@ mod tests {
                     "{text} at {size}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn fractions_within_floor_and_ceiling_are_exact() {
+        type Rounded = fn(i64) -> i64;
+        let cases: [(&str, Rounded); 6] = [
+            ("floor(s0/2 - 1/2) + 1", |s| (s - 1).div_euclid(2) + 1),
+            ("floor(floor(s0/2 - 1/2)/2 + 1/2)", |s| ((s - 1).div_euclid(2) + 1).div_euclid(2)),
+            ("floor(s0/3 + s0/6 - 1/3)", |s| (3 * s - 2).div_euclid(6)),
+            ("2*ceiling(2*s0/3)", |s| 2 * -(-2 * s).div_euclid(3)),
+            ("ceiling(-s0/4)", |s| -s.div_euclid(4)),
+            ("floor(0.5*s0)", |s| s.div_euclid(2)),
+        ];
+        for (text, expected) in cases {
+            let dim = of(text, None).expect(text);
+            for size in 0..=40 {
+                let mut bindings = SymbolBindings::new();
+                bindings.set(SymbolId::new(0), size);
+                assert_eq!(dim.eval(&bindings), Some(expected(size)), "{text} at {size}");
+                assert_eq!(of(text, Some(size)), Ok(Dim::from(expected(size))), "{text} at {size}");
+            }
+        }
+        for text in ["s0/2", "floor(s0/s0)", "floor(s0/0)", "floor(sqrt(s0))"] {
+            assert!(of(text, None).is_err(), "{text}");
         }
     }
 

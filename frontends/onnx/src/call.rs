@@ -8,7 +8,7 @@ use symmc_import::{Compositions, Emit, RuleCall, invalid, unsupported, unsupport
 use symmc_ir::{DType, Dim, GraphBuilder, InputKind, Scalar, Tensor, TensorType, ValueDef, ValueId};
 
 use crate::error::FailureReason;
-use crate::known_values::{KnownValue, SymbolicInts, type_of_tensor, uniform_scalar};
+use crate::known_values::{KnownValue, SizeCondition, SymbolicInts, type_of_tensor, uniform_scalar};
 use crate::lower::{EmitResult, ImportLowering, RuleFailure, RuleResult};
 use crate::node::{describe_attribute, node_label};
 use crate::proto::{self, attribute_type as kind};
@@ -68,6 +68,11 @@ pub(crate) struct OpCall<'c, 'p> {
     read: RefCell<ReadMarks>,
     /// Values from this index on were emitted by this call.
     first_new: usize,
+}
+
+/// The shortest decimal that parses to an f32, so that 1e-5 does not become the nearest f32 in f64.
+fn shortest_decimal(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or(f64::from(x))
 }
 
 fn require_operand<T>(i: usize, found: Option<T>) -> RuleResult<T> {
@@ -340,10 +345,8 @@ impl<'c, 'p> OpCall<'c, 'p> {
     }
 
     pub fn opt_float(&self, name: &str) -> RuleResult<Option<f64>> {
-        // The shortest decimal that parses to the stored f32, so that 1e-5 does not become the nearest f32 in
-        // f64.
         let attribute = self.typed_attribute(name, kind::FLOAT, "a number")?;
-        Ok(attribute.map(|a| a.f.to_string().parse().unwrap_or(f64::from(a.f))))
+        Ok(attribute.map(|a| shortest_decimal(a.f)))
     }
 
     pub fn float_or(&self, name: &str, default: f64) -> RuleResult<f64> {
@@ -356,7 +359,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     pub fn opt_attribute_floats(&self, name: &str) -> RuleResult<Option<Vec<f64>>> {
         let attribute = self.typed_attribute(name, kind::FLOATS, "numbers")?;
-        Ok(attribute.map(|a| a.floats.iter().map(|&x| f64::from(x)).collect()))
+        Ok(attribute.map(|a| a.floats.iter().map(|f| shortest_decimal(*f)).collect()))
     }
 
     pub fn opt_string(&self, name: &str) -> RuleResult<Option<&'p str>> {
@@ -427,6 +430,13 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     pub fn set_known(&mut self, result: usize, known: KnownValue) {
         self.bind_result(result, NameBinding::Known(known, None));
+    }
+
+    /// Records which condition on sizes the only result is.
+    pub fn record_size_condition(&mut self, condition: SizeCondition) {
+        if let Some(name) = self.node.output.first() {
+            self.lowering.scope.size_conditions.insert(name, condition);
+        }
     }
 
     pub fn sequence(&mut self, i: usize) -> RuleResult<Vec<ValueId>> {

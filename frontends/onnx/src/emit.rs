@@ -1,4 +1,4 @@
-//! Emits the values that hold known integer expressions.
+//! Emits graph nodes that no rule emits, such as the values that hold known integer expressions.
 
 use symmc_import::{Emit, RuleResult};
 use symmc_ir::{GraphBuilder, TensorType, ValueId};
@@ -7,9 +7,9 @@ use crate::error::FailureReason;
 use crate::known_values::SymbolicInts;
 
 /// Emits graph nodes that belong to no node of the program.
-struct DetachedEmitter<'a> {
-    builder: &'a mut GraphBuilder,
-    label: &'a str,
+pub(crate) struct DetachedEmitter<'a> {
+    pub builder: &'a mut GraphBuilder,
+    pub label: &'a str,
 }
 
 impl Emit for DetachedEmitter<'_> {

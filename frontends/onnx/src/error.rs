@@ -31,6 +31,12 @@ pub enum FailureReason {
     Value { value: String, message: String },
     #[error("node `{node}` ({op}): {message}")]
     Node { node: String, op: String, message: String },
+    /// Ops without support whose result types are not known.
+    #[error(
+        "these operators are not supported, and neither the program nor their schema gives the types of their results: {0}; \
+         onnx.shape_inference adds the types of ONNX's own operators"
+    )]
+    Unsupported(String),
     #[error("{0}")]
     Ranks(String),
     /// The program differs from that of rank 0.

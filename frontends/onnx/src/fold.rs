@@ -3,10 +3,10 @@
 
 use symmc_import::Emit;
 use symmc_ir::dim::check_shape_complexity;
-use symmc_ir::{DType, Dim};
+use symmc_ir::{BinaryOp, DType, Dim};
 
 use crate::call::OpCall;
-use crate::known_values::{KnownValue, SymbolicInts};
+use crate::known_values::{KnownValue, SizeCondition, SymbolicInts};
 use crate::lower::RuleResult;
 use crate::node::normalize_domain;
 use crate::tensor_data;
@@ -64,9 +64,19 @@ fn fold_op(
             })
         }
         "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" => y.and_then(|y| {
-            x.zip_broadcast(y, DType::Bool, |p, q| {
+            let truth = x.zip_broadcast(y, DType::Bool, |p, q| {
                 decide_comparison(c, op, p, q).map(|t| i64::from(t).into())
-            })
+            });
+            if truth.is_none()
+                && let ([p], [q]) = (x.dims.as_slice(), y.dims.as_slice())
+            {
+                c.record_size_condition(SizeCondition {
+                    op: op_of_comparison(op),
+                    left: p.clone(),
+                    right: q.clone(),
+                });
+            }
+            truth
         }),
         "Where" => fold_where(operands),
         "Gather" => fold_gather(c, x, y)?,
@@ -134,6 +144,16 @@ fn decide_comparison(c: &OpCall<'_, '_>, op: &str, p: &Dim, q: &Dim) -> Option<b
         _ => (low >= 0, high < 0),
     };
     if yes { Some(true) } else { no.then_some(false) }
+}
+
+fn op_of_comparison(op: &str) -> BinaryOp {
+    match op {
+        "Equal" => BinaryOp::Eq,
+        "Less" => BinaryOp::Lt,
+        "LessOrEqual" => BinaryOp::Le,
+        "Greater" => BinaryOp::Gt,
+        _ => BinaryOp::Ge,
+    }
 }
 
 fn fold_where(operands: &[Option<SymbolicInts>]) -> Option<SymbolicInts> {

@@ -1,78 +1,76 @@
-//! Inlines nodes that run a graph: calls of the model's functions, and branches with a known condition.
+//! Inlines bodies: the functions of the model, and the graphs of nodes.
 
 use crate::lower::{ImportLowering, RuleFailure, RuleResult};
 use crate::node::{describe_attribute, node_label, normalize_domain};
 use crate::proto;
 use crate::scope::{NameBinding, NameScope};
 use crate::versions;
-use symmc_import::{invalid, invalid_if, unsupported};
+use symmc_import::invalid_if;
 
 const MAX_DEPTH: usize = 32;
 
-pub(crate) enum InlinedBody<'p> {
-    Function(&'p proto::FunctionProto),
-    Branch(&'p proto::GraphProto),
-}
-
-/// The body that replaces a node, if the node is to be inlined.
-pub(crate) fn find_inlined_body<'p>(
-    lowering: &mut ImportLowering<'p>,
+/// The function of the model that a node calls.
+pub(crate) fn find_function<'p>(
+    lowering: &ImportLowering<'p>,
     node: &'p proto::NodeProto,
-) -> RuleResult<Option<InlinedBody<'p>>> {
-    let domain = normalize_domain(&node.domain);
-    let key = (domain, node.op_type.as_str(), node.overload.as_str());
-    if let Some(function) = lowering.functions.get(&key) {
-        return Ok(Some(InlinedBody::Function(function)));
-    }
-    if !domain.is_empty() || node.op_type != "If" {
-        return Ok(None);
-    }
-    let Some(condition) = node.input.first() else { return invalid!("expected a condition, found none") };
-    let name = match lowering.resolve_name(condition)? {
-        NameBinding::Known(value, _) => match value.as_ints().as_ref().map(|i| i.dims.as_slice()) {
-            Some([one]) if one.as_const() == Some(0) => "else_branch",
-            Some([one]) if one.as_const().is_some() => "then_branch",
-            _ => return unsupported!("the condition is not a single constant"),
-        },
-        _ => return unsupported!("the condition depends on data"),
-    };
-    let branch = node.attribute.iter().find(|a| a.name == name).and_then(|a| a.g.as_deref());
-    match branch {
-        Some(graph) => Ok(Some(InlinedBody::Branch(graph))),
-        None => invalid!("expected a graph as `{name}`, found none"),
-    }
+) -> Option<&'p proto::FunctionProto> {
+    let key = (normalize_domain(&node.domain), node.op_type.as_str(), node.overload.as_str());
+    lowering.functions.get(&key).copied()
 }
 
-/// A body that is ready to be lowered.
-pub(crate) struct BodyScope<'p> {
-    pub scope: NameScope<'p>,
-    pub nodes: &'p [proto::NodeProto],
-    pub outputs: Vec<&'p str>,
-}
+impl<'p> ImportLowering<'p> {
+    /// Lowers a call of a function of the model.
+    pub fn lower_function(
+        &mut self,
+        node: &'p proto::NodeProto,
+        function: &'p proto::FunctionProto,
+    ) -> RuleResult {
+        let prefix = format!("{}{}.", self.scope.prefix, node_label(node));
+        let scope = function_scope(self, node, function, prefix)?;
+        let outputs: Vec<&'p str> = function.output.iter().map(String::as_str).collect();
+        let (results, _) = self.lower_body(node, scope, &function.node, &outputs)?;
+        self.bind_results(node, results)
+    }
 
-/// Prepares the body of a node, with a new scope.
-pub(crate) fn prepare_body<'p>(
-    lowering: &mut ImportLowering<'p>,
-    node: &'p proto::NodeProto,
-    body: InlinedBody<'p>,
-) -> RuleResult<BodyScope<'p>> {
-    invalid_if!(lowering.outer.len() >= MAX_DEPTH, "calls are nested more than {MAX_DEPTH} deep");
-    let prefix = format!("{}{}.", lowering.scope.prefix, node_label(node));
-    match body {
-        InlinedBody::Function(function) => {
-            let outputs = function.output.iter().map(String::as_str).collect();
-            let scope = function_scope(lowering, node, function, prefix)?;
-            Ok(BodyScope { scope, nodes: &function.node, outputs })
-        }
-        InlinedBody::Branch(graph) => {
-            let mut scope = lowering.scope.branch(prefix);
-            scope.declare(graph.value_info.iter().chain(&graph.output));
-            for tensor in &graph.initializer {
-                scope.bind(&tensor.name, NameBinding::Stored(tensor)).map_err(RuleFailure::Invalid)?;
+    /// Lowers the nodes of a body in its scope. Returns the bindings of its outputs, and the scope.
+    pub fn lower_body(
+        &mut self,
+        node: &'p proto::NodeProto,
+        scope: NameScope<'p>,
+        nodes: &'p [proto::NodeProto],
+        outputs: &[&'p str],
+    ) -> RuleResult<(Vec<NameBinding<'p>>, NameScope<'p>)> {
+        invalid_if!(self.outer.len() >= MAX_DEPTH, "calls are nested more than {MAX_DEPTH} deep");
+        let mut results = Vec::new();
+        let scope = self.lower_in_scope(scope, |inner| {
+            inner.scope.mark_read_at_end(outputs.iter().copied());
+            inner.lower_nodes(nodes)?;
+            for name in outputs {
+                let binding = inner.resolve_name(name).unwrap_or_else(|_| {
+                    let node = node_label(node);
+                    NameBinding::Unavailable(format!(
+                        "the result `{name}` of `{node}`, which the body does not define"
+                    ))
+                });
+                results.push(binding);
             }
-            let outputs = graph.output.iter().map(|o| o.name.as_str()).collect();
-            Ok(BodyScope { scope, nodes: &graph.node, outputs })
+            Ok(())
+        })?;
+        Ok((results, scope))
+    }
+
+    /// Binds the results of a node.
+    pub fn bind_results(
+        &mut self,
+        node: &'p proto::NodeProto,
+        results: impl IntoIterator<Item = NameBinding<'p>>,
+    ) -> RuleResult {
+        for (name, binding) in node.output.iter().zip(results) {
+            if !name.is_empty() {
+                self.scope.bind(name, binding).map_err(RuleFailure::Invalid)?;
+            }
         }
+        Ok(())
     }
 }
 

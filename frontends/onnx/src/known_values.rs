@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use symmc_ir::dim::check_shape_complexity;
-use symmc_ir::{DType, Dim, FloatAttribute, Scalar, Tensor, TensorType};
+use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Scalar, Tensor, TensorType};
 
 /// The largest number of elements of an integer tensor that is tracked as expressions.
 pub(crate) const MAX_FOLLOWED: usize = 1024;
@@ -23,6 +23,14 @@ pub(crate) enum KnownValue {
     Data(Arc<Tensor>),
     /// Expressions. At least one of them is not a constant.
     Ints(SymbolicInts),
+}
+
+/// A comparison of two expressions of sizes.
+#[derive(Clone, Debug)]
+pub(crate) struct SizeCondition {
+    pub op: BinaryOp,
+    pub left: Dim,
+    pub right: Dim,
 }
 
 impl KnownValue {

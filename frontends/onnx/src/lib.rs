@@ -17,16 +17,20 @@
 //!   under PyTorch's names. Where the match is certain, a symbol gets its bounds. Otherwise it gets a range
 //!   that covers all candidates, or [`ImportOptions::max_extent`] bounds it, with a note. Callers constrain
 //!   symbols with [`ImportOptions::constraints`].
-//! - **Functions** of the model and branches with constant conditions are inlined.
+//! - **Functions** of the model are inlined, and so are branches and loops ([`control_flow`]).
+//! - **Arguments that select branches** are taken for constants if their values are known ([`switches`]).
 //! - **Types.** Every result is checked against its declared type, if there is one.
-//! - **Unsupported ops** become opaque, with a note, if the program declares their result types.
+//! - **Unsupported ops** become opaque, with one note for all of them, if the program or the schema of the op
+//!   gives the number of axes of their results. Extents that neither gives are symbols.
 //!
 //! A file is untrusted data: no input makes an import panic, nesting is bounded, and memory is bounded by the
 //! sizes of the files. The path of an external data file must lead down from the model's folder. Symbolic
 //! links on that path are followed wherever they lead, because caches of models link to their files.
 
+mod argument_values;
 mod call;
 mod compare_ranks;
+mod control_flow;
 mod emit;
 mod error;
 mod evaluate;
@@ -39,13 +43,16 @@ mod known_values;
 mod lower;
 mod lower_nodes;
 mod node;
+mod opaque;
 mod ops;
 mod parameters;
 pub mod proto;
 mod ranks;
+mod result_types;
 mod schemas;
 mod scope;
 mod signature;
+mod switches;
 mod symbols;
 mod tensor_data;
 mod versions;
@@ -67,6 +74,7 @@ use symmc_support::{Backing, MappedFile};
 
 pub use error::{FailureReason, ImportError};
 
+use argument_values::ArgumentValues;
 use file_buf::FileBuf;
 use lower::ImportLowering;
 use node::normalize_domain;
@@ -82,7 +90,11 @@ pub struct ImportOptions {
     /// The number of ranks, if the caller knows it.
     pub ranks: Option<u32>,
     /// The caller's constraints on symbols, and the shapes of recorded arguments.
+    /// A constraint to one value may also name an argument of one integer, which is then taken for that constant.
     pub constraints: SymbolConstraints,
+    /// The recorded values of the arguments that are one integer, by their positions. An argument that selects branches is
+    /// taken for its recorded value.
+    pub recorded_integers: Vec<Option<i64>>,
     /// The largest bound of symbols for which neither the program nor the caller gives one.
     pub max_extent: i64,
 }
@@ -93,6 +105,7 @@ impl Default for ImportOptions {
             name: "model".into(),
             ranks: None,
             constraints: SymbolConstraints::default(),
+            recorded_integers: Vec::new(),
             max_extent: 1 << 20,
         }
     }
@@ -316,13 +329,18 @@ fn prepare_lowering<'p>(
     let arguments = signature::caller_inputs(graph);
     let metadata: Vec<proto::StringStringEntryProto> =
         graph.metadata_props.iter().chain(&model.metadata_props).cloned().collect();
+    let mut constraints = options.constraints.clone();
+    let argument_values =
+        ArgumentValues::new(graph, &arguments, &options.recorded_integers, &mut constraints);
+    let results: Vec<&proto::ValueInfoProto> = graph.value_info.iter().chain(&graph.output).collect();
     let symbols =
-        ProgramSymbols::new(&arguments, &metadata, &options.constraints, options.max_extent, &mut notes)?;
+        ProgramSymbols::new(&arguments, &results, &metadata, &constraints, options.max_extent, &mut notes)?;
     let mut builder = GraphBuilder::new(options.name.clone(), ranks.count_so_far());
     builder.graph_mut().symbols = symbols.table.clone();
     let scope = NameScope::new(String::new(), versions::opset_versions(&model.opset_import)?);
     let mut lowering = ImportLowering::new(builder, symbols, scope, ranks, tensor_files, parameters);
     lowering.notes = notes;
+    lowering.argument_values = argument_values;
     for function in &model.functions {
         let key = (normalize_domain(&function.domain), function.name.as_str(), function.overload.as_str());
         lowering.functions.insert(key, function);

@@ -4,9 +4,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_import::{Compositions, OpaqueOps, declared, invalid, unsupported, unsupported_if};
+use symmc_import::{Compositions, UnsupportedOps, declared, invalid, unsupported, unsupported_if};
 use symmc_ir::{DType, Dim, GraphBuilder, InputKind, Op, Tensor, TensorType, ValueId};
 
+use crate::argument_values::{ArgumentValues, FixedArgument};
 use crate::emit;
 use crate::error::FailureReason;
 use crate::known_values::{KnownValue, type_of_tensor, uniform_scalar};
@@ -52,7 +53,16 @@ pub(crate) struct ImportLowering<'p> {
     pub weights: IndexMap<String, Arc<Tensor>>,
     /// Whether nodes are emitted only to be evaluated. Their bindings and parameters are then not kept.
     pub scratch: bool,
-    pub opaque: OpaqueOps,
+    /// The ops that stay opaque.
+    pub opaque: UnsupportedOps,
+    /// The ops whose results have no types.
+    pub untyped: UnsupportedOps,
+    /// The known values of arguments.
+    pub argument_values: ArgumentValues,
+    /// The arguments that are taken for constants.
+    pub fixed_arguments: Vec<FixedArgument>,
+    /// Whether a branch was taken because of its sizes at the upper ends.
+    pub has_assumed_branches: bool,
     pub nodes: usize,
     pub notes: Vec<String>,
 }
@@ -79,7 +89,11 @@ impl<'p> ImportLowering<'p> {
             initializers: HashSet::new(),
             weights: IndexMap::new(),
             scratch: false,
-            opaque: OpaqueOps::default(),
+            opaque: UnsupportedOps::default(),
+            untyped: UnsupportedOps::default(),
+            argument_values: ArgumentValues::default(),
+            fixed_arguments: Vec::new(),
+            has_assumed_branches: false,
             nodes: 0,
             notes: Vec::new(),
         }
@@ -145,7 +159,7 @@ impl<'p> ImportLowering<'p> {
     }
 
     /// The binding of a name, with the level of its scope: the number of enclosing scopes.
-    fn find_binding(&self, name: &str) -> Option<(usize, &'p str, NameBinding<'p>)> {
+    pub fn find_binding(&self, name: &str) -> Option<(usize, &'p str, NameBinding<'p>)> {
         let mut scope = &self.scope;
         let mut level = self.outer.len();
         loop {
@@ -165,6 +179,11 @@ impl<'p> ImportLowering<'p> {
     fn load_stored(&mut self, tensor: &'p proto::TensorProto, level: usize) -> RuleResult<NameBinding<'p>> {
         let name = tensor.name.as_str();
         let error = |message: String| FailureReason::Tensor { tensor: name.to_string(), message };
+        if tensor_data::is_unsupported_dtype(tensor.data_type)
+            && let Err(found) = tensor_data::dtype_from_code(tensor.data_type)
+        {
+            return unsupported!("the stored tensor `{name}` has {found}, which is not supported");
+        }
         let (dtype, shape) = tensor_data::stored_type(tensor).map_err(error)?;
         let constant = is_constant(dtype, &shape) && !self.parameters.contains(tensor);
         if constant {
@@ -230,6 +249,7 @@ impl<'p> ImportLowering<'p> {
             }
             NameBinding::Unavailable(why) => invalid!("`{name}` is {why}"),
             NameBinding::Sequence(_) => unsupported!("`{name}` is a sequence"),
+            NameBinding::Untyped => unsupported!("the type of `{name}` is not known"),
             NameBinding::Omitted => {
                 invalid!("`{name}` is an input that the function call omits")
             }
@@ -246,11 +266,14 @@ impl<'p> ImportLowering<'p> {
             NameBinding::Known(KnownValue::Data(data), None) => Some(data.dtype()),
             NameBinding::Known(KnownValue::Ints(ints), None) => Some(ints.dtype),
             NameBinding::Stored(tensor) => tensor_data::dtype_from_code(tensor.data_type).ok(),
-            NameBinding::Sequence(_) | NameBinding::Omitted | NameBinding::Unavailable(_) => None,
+            NameBinding::Sequence(_)
+            | NameBinding::Omitted
+            | NameBinding::Unavailable(_)
+            | NameBinding::Untyped => None,
         }
     }
 
-    fn emit_known(&mut self, name: &str, known: &KnownValue) -> EmitResult {
+    pub fn emit_known(&mut self, name: &str, known: &KnownValue) -> EmitResult {
         let label = format!("{}{name}", self.scope.prefix);
         match known {
             KnownValue::Ints(ints) => emit::emit_ints(&mut self.builder, &label, ints),
@@ -269,7 +292,7 @@ impl<'p> ImportLowering<'p> {
     }
 
     pub fn check_declared(
-        &self,
+        &mut self,
         node: &proto::NodeProto,
         name: &str,
         found: &TensorType,
@@ -284,6 +307,11 @@ impl<'p> ImportLowering<'p> {
                     differ.expected, differ.found
                 ),
             }
-        })
+        })?;
+        let declared = self.scope.declared.get(name).and_then(|ty| ty.tensor_type.as_ref()?.shape.as_ref());
+        if let Some(shape) = declared.filter(|_| !self.scratch) {
+            self.symbols.record_extents(shape, &found.shape);
+        }
+        Ok(())
     }
 }

@@ -1,23 +1,20 @@
 //! Lowers the nodes of a program to graph nodes, in order.
 //!
 //! Each op has a rule ([`crate::ops`]) that emits graph nodes for it. Around the rules, this module folds
-//! known values, inlines functions and branches with a known condition, keeps ONNX's names for results, and
-//! checks each result against its declared type. An op without a rule becomes opaque if its result types are
-//! declared.
+//! known values, inlines functions, branches and loops, keeps ONNX's names for results, and
+//! checks each result against its declared type. An op without a rule becomes opaque ([`crate::opaque`]).
 
 use symmc_import::invalid;
+use symmc_ir::DType;
 use symmc_ir::text::with_symbol_names;
-use symmc_ir::{DType, Op};
 
 use crate::call::OpCall;
 use crate::error::FailureReason;
-use crate::inline::{self, BodyScope, InlinedBody};
 use crate::lower::{ImportLowering, RuleFailure, RuleResult};
-use crate::node::{describe_attribute, display_name, node_label, normalize_domain};
+use crate::node::{display_name, is_control_flow, node_label, normalize_domain};
 use crate::ops;
 use crate::proto;
-use crate::scope::NameBinding;
-use crate::{evaluate, fold, schemas};
+use crate::{evaluate, fold, inline, schemas};
 
 /// The largest number of nodes that function calls may expand to.
 const MAX_NODES: usize = 1 << 18;
@@ -25,8 +22,7 @@ const MAX_NODES: usize = 1 << 18;
 impl<'p> ImportLowering<'p> {
     pub fn lower_program_nodes(&mut self, nodes: &'p [proto::NodeProto]) -> Result<(), FailureReason> {
         self.lower_nodes(nodes)?;
-        self.notes.extend(self.opaque.take_notes());
-        Ok(())
+        self.report_unsupported()
     }
 
     pub fn lower_nodes(&mut self, nodes: &'p [proto::NodeProto]) -> Result<(), FailureReason> {
@@ -39,13 +35,21 @@ impl<'p> ImportLowering<'p> {
         if self.nodes > MAX_NODES && !self.outer.is_empty() {
             return Err(node_error(node, format!("functions expand to more than {MAX_NODES} nodes")));
         }
-        let lowered = match inline::find_inlined_body(self, node) {
-            Ok(Some(body)) => self.lower_body(node, body),
-            Ok(None) => self.lower_by_rule(node),
-            Err(stop) => Err(stop),
+        if self.skip_untyped(node) {
+            return Ok(());
+        }
+        let lowered = match inline::find_function(self, node) {
+            Some(function) => self.lower_function(node, function),
+            None if is_control_flow(node) => self.lower_control_flow(node),
+            None => self.lower_by_rule(node),
         };
         let lowered = match lowered {
             Err(RuleFailure::Opaque(why)) => self.lower_opaque(node, &why),
+            // The extents of opaque results, and the branches that were assumed, may not be those that the node expects.
+            Err(RuleFailure::Invalid(why)) if self.has_assumptions() => self.lower_opaque(node, &why),
+            Err(RuleFailure::Error(FailureReason::Node { message, .. })) if self.has_assumptions() => {
+                self.lower_opaque(node, &message)
+            }
             other => other,
         };
         // Messages of the IR contain ids of symbols, which are replaced by names.
@@ -54,29 +58,8 @@ impl<'p> ImportLowering<'p> {
         })
     }
 
-    fn lower_body(&mut self, node: &'p proto::NodeProto, body: InlinedBody<'p>) -> RuleResult {
-        let BodyScope { scope, nodes, outputs } = inline::prepare_body(self, node, body)?;
-        let mut results = Vec::new();
-        self.lower_in_scope(scope, |inner| {
-            inner.scope.mark_read_at_end(outputs.iter().copied());
-            inner.lower_nodes(nodes)?;
-            for name in &outputs {
-                let binding = inner.resolve_name(name).unwrap_or_else(|_| {
-                    let node = node_label(node);
-                    NameBinding::Unavailable(format!(
-                        "the result `{name}` of `{node}`, which the body does not define"
-                    ))
-                });
-                results.push(binding);
-            }
-            Ok(())
-        })?;
-        for (name, binding) in node.output.iter().zip(results) {
-            if !name.is_empty() {
-                self.scope.bind(name, binding).map_err(RuleFailure::Invalid)?;
-            }
-        }
-        Ok(())
+    fn has_assumptions(&self) -> bool {
+        self.symbols.has_symbols_of_results || self.has_assumed_branches
     }
 
     fn lower_by_rule(&mut self, node: &'p proto::NodeProto) -> RuleResult {
@@ -90,7 +73,11 @@ impl<'p> ImportLowering<'p> {
             return Err(RuleFailure::Opaque(why.into()));
         };
         let Some(version) = self.scope.opsets.get(normalize_domain(&node.domain)).copied() else {
-            return invalid!("expected an opset_import for the domain `{}`, found none", node.domain);
+            let domain = match normalize_domain(&node.domain) {
+                "" => "ai.onnx",
+                domain => domain,
+            };
+            return invalid!("expected an opset_import for the domain `{domain}`, found none");
         };
         let schema = ops::find_definition(row, version).map_err(RuleFailure::Invalid)?;
         schema
@@ -105,43 +92,6 @@ impl<'p> ImportLowering<'p> {
         call.reset_reads();
         row.rule.rule.apply(&mut call)?;
         call.finish()
-    }
-
-    /// Lowers a node to an opaque op with its declared result types.
-    fn lower_opaque(&mut self, node: &'p proto::NodeProto, why: &str) -> RuleResult {
-        let op = display_name(node);
-        if self.scratch {
-            return Err(RuleFailure::Opaque(why.to_string()));
-        }
-        let mut operands = Vec::new();
-        for name in node.input.iter().filter(|n| !n.is_empty()) {
-            operands.push(self.resolve_value(name)?);
-        }
-        let wanted: Vec<&'p str> =
-            node.output.iter().map(String::as_str).filter(|n| self.scope.is_read(n)).collect();
-        let mut types = Vec::new();
-        for name in &wanted {
-            let declared = self.declared_type(name)?;
-            types.push(declared.ok_or_else(|| {
-                RuleFailure::Invalid(format!(
-                    "{why}, and the program does not declare the type of its result `{name}`; onnx.shape_inference adds the types of ONNX's own operators"
-                ))
-            })?);
-        }
-        self.opaque.record(&op, &with_symbol_names(why, &self.symbols.table));
-        if wanted.is_empty() {
-            return Ok(());
-        }
-        let attributes: Vec<String> = node.attribute.iter().map(describe_attribute).collect();
-        let op = Op::Opaque { name: op, attributes: attributes.join(", ") };
-        let label = format!("{}{}.opaque", self.scope.prefix, node_label(node));
-        let results = self.builder.node_as(&label, op, &operands, types)?;
-        for (name, value) in wanted.into_iter().zip(results) {
-            let shown = format!("{}{name}", self.scope.prefix);
-            self.builder.rename(value, &shown)?;
-            self.scope.bind(name, NameBinding::Value(value)).map_err(RuleFailure::Invalid)?;
-        }
-        Ok(())
     }
 }
 

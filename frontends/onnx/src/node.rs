@@ -35,3 +35,10 @@ pub(crate) fn describe_attribute(a: &proto::AttributeProto) -> String {
     };
     format!("{}={value}", a.name)
 }
+
+/// The ops that run graphs as their nodes say.
+pub(crate) const CONTROL_FLOW: [&str; 3] = ["If", "Loop", "Scan"];
+
+pub(crate) fn is_control_flow(node: &proto::NodeProto) -> bool {
+    normalize_domain(&node.domain).is_empty() && CONTROL_FLOW.contains(&node.op_type.as_str())
+}

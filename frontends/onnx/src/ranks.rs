@@ -5,6 +5,7 @@ use crate::error::FailureReason;
 
 /// The number of ranks as known from the caller, the number of files, and the collectives lowered so far. All
 /// collectives span all ranks.
+#[derive(Clone)]
 pub(crate) struct RankCount {
     files: usize,
     /// A phrase that says where the number comes from, and the number.

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use symmc_ir::ValueId;
 
-use crate::known_values::KnownValue;
+use crate::known_values::{KnownValue, SizeCondition};
 use crate::proto;
 
 #[derive(Clone, Debug)]
@@ -20,10 +20,13 @@ pub(crate) enum NameBinding<'p> {
     Sequence(Vec<ValueId>),
     /// An operand that the function call omits.
     Omitted,
+    /// A result of an op whose result types are not known.
+    Untyped,
     /// No tensor, with a phrase that says why.
     Unavailable(String),
 }
 
+#[derive(Clone)]
 pub(crate) struct NameScope<'p> {
     /// The prefix of the names of values, which makes them unique across graphs.
     pub prefix: String,
@@ -34,6 +37,8 @@ pub(crate) struct NameScope<'p> {
     /// The attributes of the function call whose body this is.
     pub attributes: HashMap<&'p str, &'p proto::AttributeProto>,
     pub declared: HashMap<&'p str, &'p proto::TypeProto>,
+    /// The conditions on sizes that results are, by the names of the results.
+    pub size_conditions: HashMap<&'p str, SizeCondition>,
     values: HashMap<&'p str, NameBinding<'p>>,
     read: HashSet<&'p str>,
 }
@@ -46,6 +51,7 @@ impl<'p> NameScope<'p> {
             opsets,
             attributes: HashMap::new(),
             declared: HashMap::new(),
+            size_conditions: HashMap::new(),
             values: HashMap::new(),
             read: HashSet::new(),
         }

@@ -43,7 +43,8 @@ pub(crate) fn lower_inputs<'p>(
         symmc_ir::dim::check_shape_complexity(&shape).map_err(|m| value_error(name, m))?;
         let ty = TensorType::new(dtype, shape);
         let value = lowering.builder.input(InputKind::Argument, name, name, ty, None);
-        lowering.scope.bind(name, NameBinding::Value(value)).map_err(|m| value_error(name, m))?;
+        let binding = lowering.fix_argument(name, value).map_err(|m| value_error(name, m))?;
+        lowering.scope.bind(name, binding).map_err(|m| value_error(name, m))?;
     }
     // Parameters come before the nodes, in the order in which the nodes read them. A tensor that cannot be
     // read is reported where it is used.
@@ -67,6 +68,13 @@ pub(crate) fn lower_outputs<'p>(
         let name = output.name.as_str();
         let value = lowering
             .resolve_value(name)
+            .and_then(|value| {
+                if lowering.fixed_arguments.is_empty() {
+                    Ok(value)
+                } else {
+                    lowering.check_fixed_arguments(value)
+                }
+            })
             .map_err(|stop| stop.into_error(|message| value_error(name, message)))?;
         lowering.builder.output(value);
     }

@@ -5,10 +5,13 @@
 //! 1`) is an expression; any other text is one symbol. An extent without value and name gets a symbol of its
 //! own.
 //!
+//! Results have further names of extents. Such a name stands for the first extent that is computed where the file
+//! declares it. If none is computed, because the op is opaque, the extent becomes a symbol of the program.
+//!
 //! `torch.export` names symbols `s23`. If such a symbol is the only one of a program, it is called `tokens`.
 //! A symbol with a different name in PyTorch keeps that name as its alias.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use indexmap::IndexMap;
 use symmc_import::ranges::{self, DeclaredSymbol, OpenSizes, ResolvedSymbols, SymbolConstraints};
@@ -21,11 +24,22 @@ use crate::proto;
 /// The metadata key under which `torch.onnx` stores the ranges of symbols.
 const RANGES: &str = "pkg.torch.export.ExportedProgram.range_constraints";
 
+/// The most elements of a result with extents that are not known, if its other extents allow it.
+const MAX_RESULT_ELEMENTS: i64 = 1 << 30;
+
 /// The symbols of a program, by the names of the file.
+#[derive(Clone)]
 pub(crate) struct ProgramSymbols {
     pub table: EntityMap<SymbolId, Symbol>,
     ids: HashMap<String, Dim>,
     pub open: OpenSizes,
+    /// The extents of results, by the names and expressions in the file.
+    computed: HashMap<String, Dim>,
+    /// The caller's constraints on symbols that are not extents of arguments.
+    of_results: SymbolConstraints,
+    max_extent: i64,
+    /// Whether an extent of a result of an opaque op became a symbol.
+    pub has_symbols_of_results: bool,
 }
 
 /// An interval. An end without a bound is `None`.
@@ -37,9 +51,10 @@ struct SymbolRange {
 
 impl ProgramSymbols {
     /// Collects, bounds and names the symbols of the arguments, and applies the caller's constraints.
-    /// `max_extent` bounds symbols without an upper bound, with a note.
+    /// `max_extent` bounds symbols without an upper bound, with a note. `results` are the declared results.
     pub fn new(
         arguments: &[&proto::ValueInfoProto],
+        results: &[&proto::ValueInfoProto],
         metadata: &[proto::StringStringEntryProto],
         given: &SymbolConstraints,
         max_extent: i64,
@@ -60,8 +75,10 @@ impl ProgramSymbols {
         let mut declared: Vec<DeclaredSymbol> = Vec::with_capacity(order.len());
         for (name, assigned) in order.iter().zip(assign_ranges(&order, &stated)) {
             let generated = order.len() == 1 && is_generated(name);
-            let shown =
-                unique_name(&declared, if generated { "tokens".into() } else { ranges::to_identifier(name) });
+            let shown = unique_name(
+                declared.iter().map(|s| s.name.as_str()),
+                if generated { "tokens".into() } else { ranges::to_identifier(name) },
+            );
             let (min, max) = ranges::normalize_range(
                 name,
                 assigned.range.and_then(|r| r.min),
@@ -79,9 +96,26 @@ impl ProgramSymbols {
             let recorded = recorded_extent(name, arguments, &given.recorded_shapes);
             declared.push(DeclaredSymbol { name: shown, alias, min, max, recorded });
         }
+        let result_names = names_of_results(results);
+        let (of_results, of_arguments) = given.constraints.iter().cloned().partition(|(name, _)| {
+            result_names.contains(name)
+                && !declared.iter().any(|d| d.name == *name || d.alias.as_ref() == Some(name))
+        });
+        let of_results = SymbolConstraints { constraints: of_results, ..given.clone() };
+        let given = SymbolConstraints { constraints: of_arguments, ..given.clone() };
         let ResolvedSymbols { table, dims, open } =
-            ranges::resolve_symbols(&declared, given, max_extent, notes)?;
-        Ok(ProgramSymbols { table, ids: order.into_iter().zip(dims).collect(), open })
+            ranges::resolve_symbols(&declared, &given, max_extent, notes)?;
+        let ids = order.into_iter().zip(dims).collect();
+        let computed = HashMap::new();
+        Ok(ProgramSymbols {
+            table,
+            ids,
+            computed,
+            of_results,
+            max_extent,
+            has_symbols_of_results: false,
+            open,
+        })
     }
 
     /// The dim of an extent of this value. `None` if it is not known: it has neither value nor name, or uses
@@ -104,11 +138,128 @@ impl ProgramSymbols {
                     return Ok(None);
                 }
                 let dim = sympy::to_dim(&parsed, &|s| self.ids.get(s).cloned().ok_or_else(String::new));
-                let dim = dim.map_err(|m| format!("the extent `{name}`: {m}"))?;
-                Ok(Some(dim.simplify_within(&self.table)))
+                Ok(dim.ok().map(|dim| dim.simplify_within(&self.table)))
             }
         }
     }
+
+    /// Records the extents that were computed for a result, under the names that the file declares for them.
+    pub fn record_extents(&mut self, declared: &proto::TensorShapeProto, computed: &[Dim]) {
+        for (dim, extent) in declared.dim.iter().zip(computed) {
+            if let DeclaredExtent::Named(name) = declared_extent(dim)
+                && !self.ids.contains_key(name)
+                && !self.computed.contains_key(name)
+            {
+                self.computed.insert(name.to_string(), extent.clone());
+            }
+        }
+    }
+
+    /// The extents of a result that no rule computes: the declared ones, or else those that are `expected`, or else
+    /// new symbols. The bounds of new symbols are such that the result fits into memory.
+    pub fn resolve_result_extents(
+        &mut self,
+        value: &str,
+        declared: Option<&proto::TensorShapeProto>,
+        expected: Vec<Option<Dim>>,
+        notes: &mut Vec<String>,
+    ) -> Result<Vec<Dim>, FailureReason> {
+        let mut shape = Vec::with_capacity(expected.len());
+        for (axis, expected) in expected.into_iter().enumerate() {
+            let declared = declared.and_then(|s| s.dim.get(axis));
+            shape.push(self.known_result_extent(value, axis, declared, expected));
+        }
+        let new: HashSet<&String> = shape.iter().filter_map(|extent| extent.as_ref().err()).collect();
+        let mut elements = 1i64;
+        for extent in shape.iter().flatten() {
+            elements = elements.saturating_mul(extent.bounds(&self.table).1.max(1));
+        }
+        let fits = |bound: i64| {
+            let total = new.iter().fold(elements, |total, _| total.saturating_mul(bound));
+            total <= MAX_RESULT_ELEMENTS
+        };
+        let mut bound = self.max_extent.max(1);
+        while bound > 1 && !fits(bound) {
+            bound = bound.div_euclid(2);
+        }
+        let mut extents = Vec::with_capacity(shape.len());
+        for extent in shape {
+            extents.push(match extent {
+                Ok(extent) => extent,
+                Err(name) => self.add_symbol_of_result(name, bound, notes)?,
+            });
+        }
+        Ok(extents)
+    }
+
+    /// An extent of a result, or the name of the symbol that it becomes.
+    fn known_result_extent(
+        &self,
+        value: &str,
+        axis: usize,
+        declared: Option<&proto::DimensionProto>,
+        expected: Option<Dim>,
+    ) -> Result<Dim, String> {
+        let name = match declared.map(declared_extent) {
+            Some(DeclaredExtent::Known(extent)) => return Ok(Dim::from(extent)),
+            Some(DeclaredExtent::Named(name)) => name.to_string(),
+            Some(DeclaredExtent::Open) | None => anonymous_symbol(value, axis),
+        };
+        let of_name = |s: &str| self.ids.get(s).or_else(|| self.computed.get(s)).cloned();
+        if let Some(dim) = of_name(&name) {
+            return Ok(dim);
+        }
+        let parsed =
+            sympy::parse(&name).and_then(|e| sympy::to_dim(&e, &|s| of_name(s).ok_or_else(String::new)));
+        parsed.ok().or(expected).map(|dim| dim.simplify_within(&self.table)).ok_or(name)
+    }
+
+    /// The symbol of an extent of this name. The first extent of the name adds it.
+    fn add_symbol_of_result(
+        &mut self,
+        name: String,
+        bound: i64,
+        notes: &mut Vec<String>,
+    ) -> Result<Dim, FailureReason> {
+        if let Some(dim) = self.computed.get(&name) {
+            return Ok(dim.clone());
+        }
+        let shown = unique_name(self.table.values().map(|s| s.name.as_str()), ranges::to_identifier(&name));
+        let constraints = self.of_results.constraints.iter();
+        let own = constraints.filter(|(given, _)| *given == shown || *given == name).cloned().collect();
+        let given = SymbolConstraints { constraints: own, ..self.of_results.clone() };
+        let alias = Some(name.clone()).filter(|alias| *alias != shown);
+        let declared = DeclaredSymbol { name: shown, alias, min: 0, max: None, recorded: None };
+        let ResolvedSymbols { table, dims, open } =
+            ranges::resolve_symbols(&[declared], &given, bound, notes)?;
+        self.open.extend(open);
+        self.has_symbols_of_results = true;
+        // A symbol with one value is replaced by that constant.
+        let dim = match (dims.first().and_then(Dim::as_const), table.values().next()) {
+            (None, Some(symbol)) => Dim::from(self.table.push(symbol.clone())),
+            (constant, _) => Dim::from(constant.unwrap_or(0)),
+        };
+        self.computed.insert(name, dim.clone());
+        Ok(dim)
+    }
+}
+
+/// The names that extents of results may have as symbols.
+fn names_of_results(results: &[&proto::ValueInfoProto]) -> HashSet<String> {
+    let mut names = HashSet::new();
+    for result in results {
+        let shape = result.r#type.as_ref().and_then(|t| t.tensor_type.as_ref()?.shape.as_ref());
+        for (axis, dim) in shape.iter().flat_map(|s| s.dim.iter().enumerate()) {
+            let name = match declared_extent(dim) {
+                DeclaredExtent::Known(_) => continue,
+                DeclaredExtent::Named(name) => name.to_string(),
+                DeclaredExtent::Open => anonymous_symbol(&result.name, axis),
+            };
+            names.insert(ranges::to_identifier(&name));
+            names.insert(name);
+        }
+    }
+    names
 }
 
 /// The extent in the recorded arguments on an axis that consists of just this symbol. The largest one, if
@@ -126,7 +277,8 @@ fn recorded_extent(symbol: &str, arguments: &[&proto::ValueInfoProto], shapes: &
     extents.max()
 }
 
-/// The extent as the file declares it.
+/// The extent as the file declares it. A name without letters and digits, such as `?`, is none: exporters write it for
+/// extents that differ.
 enum DeclaredExtent<'a> {
     Known(i64),
     Named(&'a str),
@@ -135,7 +287,7 @@ enum DeclaredExtent<'a> {
 
 fn declared_extent(dim: &proto::DimensionProto) -> DeclaredExtent<'_> {
     match (dim.dim_value, dim.dim_param.as_deref().map(str::trim)) {
-        (_, Some(name)) if !name.is_empty() => DeclaredExtent::Named(name),
+        (_, Some(name)) if name.contains(char::is_alphanumeric) => DeclaredExtent::Named(name),
         (Some(value), _) if value >= 0 => DeclaredExtent::Known(value),
         _ => DeclaredExtent::Open,
     }
@@ -225,10 +377,11 @@ fn parse_range_metadata(text: &str) -> IndexMap<String, SymbolRange> {
 }
 
 /// The name, with a number appended if another symbol has it.
-fn unique_name(others: &[DeclaredSymbol], name: String) -> String {
+fn unique_name<'a>(others: impl Iterator<Item = &'a str>, name: String) -> String {
+    let others: HashSet<&str> = others.collect();
     let numbered = (2..).map(|n| format!("{name}_{n}"));
     let mut names = std::iter::once(name.clone()).chain(numbered);
-    names.find(|name| others.iter().all(|s| s.name != *name)).unwrap_or_default()
+    names.find(|name| !others.contains(name.as_str())).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -254,6 +407,7 @@ mod tests {
         let mut notes = Vec::new();
         let symbols = ProgramSymbols::new(
             &[&argument(dims)],
+            &[],
             &metadata,
             &SymbolConstraints::default(),
             1 << 20,
@@ -289,6 +443,7 @@ mod tests {
         assert!(
             ProgramSymbols::new(
                 &[&argument(&["n"])],
+                &[],
                 &[proto::StringStringEntryProto { key: RANGES.into(), value: "{s0: VR[9, 2]}".into() }],
                 &SymbolConstraints::default(),
                 1 << 20,
@@ -301,8 +456,9 @@ mod tests {
     #[test]
     fn extents_are_expressions_or_names() {
         let x = argument(&["past + 1", "2*tokens", "a name, with text", "7"]);
-        let symbols = ProgramSymbols::new(&[&x], &[], &SymbolConstraints::default(), 64, &mut Vec::new())
-            .expect("symbols");
+        let symbols =
+            ProgramSymbols::new(&[&x], &[], &[], &SymbolConstraints::default(), 64, &mut Vec::new())
+                .expect("symbols");
         let names: Vec<&str> = symbols.table.values().map(|s| s.name.as_str()).collect();
         assert_eq!(names, ["past", "tokens", "a_name__with_text"]);
         let shape = x.r#type.as_ref().and_then(|t| t.tensor_type.as_ref()?.shape.as_ref()).expect("a shape");
@@ -314,5 +470,11 @@ mod tests {
         assert_eq!(dim(2).as_deref(), Some("sym2"));
         let unknown = proto::DimensionProto { dim_value: None, dim_param: Some("u0".into()) };
         assert_eq!(symbols.resolve_extent("y", 0, &unknown), Ok(None));
+        let x = argument(&["?", "?"]);
+        let symbols =
+            ProgramSymbols::new(&[&x], &[], &[], &SymbolConstraints::default(), 64, &mut Vec::new())
+                .expect("symbols");
+        let names: Vec<&str> = symbols.table.values().map(|s| s.name.as_str()).collect();
+        assert_eq!(names, ["x_0", "x_1"]);
     }
 }

@@ -51,6 +51,19 @@ pub(crate) fn dtype_from_code(code: i32) -> Result<DType, String> {
     Err(format!("the element type {name}"))
 }
 
+/// The largest code of an element type of the format.
+const LAST_ELEMENT_TYPE: i32 = 28;
+
+/// Whether an element has 8 bits: int8, and floats of 8 bits.
+pub(crate) fn is_byte(code: i32) -> bool {
+    matches!(code, 2 | 3 | 17..=20 | 24)
+}
+
+/// Whether an element type exists in the format, and not in the IR.
+pub(crate) fn is_unsupported_dtype(code: i32) -> bool {
+    (1..=LAST_ELEMENT_TYPE).contains(&code) && dtype_from_code(code).is_err()
+}
+
 pub(crate) fn stored_type(tensor: &proto::TensorProto) -> Result<(DType, Vec<usize>), String> {
     let dtype = dtype_from_code(tensor.data_type)
         .map_err(|dtype| format!("expected a supported dtype, found {dtype}"))?;

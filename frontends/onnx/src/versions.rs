@@ -29,12 +29,6 @@ pub(crate) fn check_model_versions(model: &proto::ModelProto) -> Result<(), Fail
     for function in &model.functions {
         opset_versions(&function.opset_import)?;
     }
-    if !model.opset_import.iter().any(|o| normalize_domain(&o.domain).is_empty()) {
-        return Err(FailureReason::Version {
-            expected: format!("version {OLDEST} to {} of ONNX's operators", schemas::newest_opset()),
-            found: "none".into(),
-        });
-    }
     Ok(())
 }
 

@@ -55,7 +55,11 @@ pub(crate) const DRAWS_ERROR: &str = "random numbers are not supported: export t
                                 or pass the numbers as an argument";
 
 /// Wrappers of graphs that have no effects except those of their graphs.
-const WRAPPER_OPS: [&str; 12] = [
+const WRAPPER_OPS: [&str; 16] = [
+    "wrap",
+    "wrap_activation_checkpoint",
+    "wrap_with_autocast",
+    "wrap_with_set_grad_enabled",
     "cond",
     "while_loop",
     "scan",

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_import::{Compositions, OpaqueOps, declared, invalid, invalid_if};
+use symmc_import::{Compositions, UnsupportedOps, declared, invalid, invalid_if};
 use symmc_ir::{DType, Dim, GraphBuilder, GroupId, InputId, NodeId, Op, Tensor, TensorType, ValueId};
 
 use crate::definition::OpDefinitions;
@@ -58,7 +58,7 @@ pub(crate) struct ImportLowering<'p> {
     pub possible_aliases: Vec<(ValueId, ValueId)>,
     /// The values with rows whose number depends on data.
     pub packed: PackedValues,
-    pub opaque: OpaqueOps,
+    pub opaque: UnsupportedOps,
     pub notes: Vec<String>,
 }
 
@@ -86,7 +86,7 @@ impl<'p> ImportLowering<'p> {
             definitions: OpDefinitions::default(),
             possible_aliases: Vec::new(),
             packed: PackedValues::default(),
-            opaque: OpaqueOps::default(),
+            opaque: UnsupportedOps::default(),
             notes: Vec::new(),
         }
     }
@@ -161,7 +161,7 @@ impl<'p> ImportLowering<'p> {
             let rows = self.symbols.data.display(&rows.length);
             return invalid!("{why}, and an operand has `{rows}` rows, which depend on data");
         }
-        self.opaque.record(&target, why);
+        self.opaque.record(&target, node.name(), why);
         if types.is_empty() {
             // Nothing depends on a node without a tensor result: integer results have expressions in the
             // program.

@@ -33,19 +33,25 @@ impl<'p> ImportLowering<'p> {
 
     pub fn lower_program_nodes(&mut self) -> Result<()> {
         self.lower_nodes()?;
-        self.notes.extend(self.opaque.take_notes());
+        self.notes.extend(self.opaque.opaque_note());
         Ok(())
     }
 
     fn lower_node(&mut self, node: &'p ExportedNode<'p>) -> Result<()> {
         let effect = self.effects.classify_node(node);
         let first = self.builder.graph().nodes.len();
+        let is_converted =
+            self.scope.autocast && effect == OpEffect::Pure && inline::wrapped_graph(node).is_none();
+        let own_operands = if is_converted { self.convert_for_autocast(node)? } else { Vec::new() };
         let mut call = OpCall::new(self, node);
         let lowered = lower_call(&mut call, &effect).and_then(|()| call.finish());
         let lowered = match lowered {
             Err(RuleFailure::Opaque(why)) => self.lower_opaque(node, &effect, &why),
             other => other,
         };
+        for (name, value) in own_operands {
+            self.scope.rebind(name, NameBinding::Value(value));
+        }
         if let Some(operator) = node.replaced_operator() {
             let end = self.builder.graph().nodes.len();
             self.compositions.record_part(operator, first..end);
@@ -124,7 +130,7 @@ impl<'p> ImportLowering<'p> {
 }
 
 fn lower_call(call: &mut OpCall<'_, '_>, effect: &OpEffect) -> RuleResult {
-    if let Some(graph) = inline::wrapped_graph(call.node) {
+    if let Some(graph) = inline::wrapped_graph(call.node).or_else(|| inline::taken_branch(call)) {
         return lower_wrapped_graph(call, graph);
     }
     if ops::complex::involves_complex(call) {

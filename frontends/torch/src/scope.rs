@@ -23,6 +23,8 @@ pub(crate) struct NameScope<'p> {
     /// The number of values that existed before this graph. Values from this index on belong to it.
     pub first_value: usize,
     pub position: usize,
+    /// Whether operators convert their operands as within PyTorch's autocast.
+    pub autocast: bool,
     values: HashMap<&'p str, NameBinding>,
     /// The position of the last node that reads a name. Outputs come after all nodes.
     last_read: HashMap<&'p str, usize>,
@@ -40,7 +42,7 @@ impl<'p> NameScope<'p> {
             last_read.insert(name, usize::MAX);
         }
         let values = HashMap::with_capacity(graph.tensor_values.len());
-        NameScope { graph, prefix, first_value, position: 0, values, last_read }
+        NameScope { graph, prefix, first_value, position: 0, autocast: false, values, last_read }
     }
 
     /// Marks a name as read by the program's outputs.

@@ -30,7 +30,7 @@ impl MachineProfile {
     /// `exit` is whether a droppable exit barrier is kept. A step with a collective takes the time of the
     /// collective, plus that of the bytes that its other nodes move. Their operations take no time, because they happen while
     /// it communicates. A collective without a curve takes 8
-    /// µs plus 10 µs for each MB.
+    /// µs plus 10 µs for each MB. A step with an opaque op takes no time: what it does is not known.
     pub fn timed_step(
         &self,
         graph: &Graph,
@@ -43,6 +43,7 @@ impl MachineProfile {
         let mut rows: Option<u64> = None;
         let mut count: u64 = 0;
         let mut has_transposed_weights_only = true;
+        let mut has_opaque = false;
         // The bytes of the operands and results of collectives.
         let mut collective_bytes = 0u64;
         let mut collectives: SmallVec<[(&Collective, u64); 1]> = SmallVec::new();
@@ -52,6 +53,7 @@ impl MachineProfile {
                 let reduced = last_axis_reduction_rows(graph, node).map(|numel| size(&numel));
                 rows = rows.into_iter().chain(reduced).min();
                 count += 1;
+                has_opaque |= node.op.is_opaque();
                 has_transposed_weights_only &= !node.op.is_matmul() || reads_transposed_weights(graph, node);
                 continue;
             };
@@ -75,7 +77,7 @@ impl MachineProfile {
                 self.copy_us((moved.bytes.saturating_sub(collective_bytes) / 2).max(1)) - self.copy_us(1);
             return TimedStep { time: timed.time + us_to_ns(further_us), ..timed };
         }
-        if moved.kernels == 0 {
+        if moved.kernels == 0 || has_opaque {
             return TimedStep::compute(0);
         }
         // Products with other nodes are one kernel, and so are those of few rows whose weights lie as PyTorch stores them.

@@ -16,6 +16,8 @@ pub struct BucketEstimate {
     pub compute_us: f64,
     /// The rest: communication that nothing overlaps, and the slowdown of computation by communication.
     pub exposed_us: f64,
+    /// The number of steps that are not estimated, because they have opaque ops. Their time is not part of the others.
+    pub unestimated_steps: usize,
     /// All steps that communicate, in order.
     pub communication: Vec<CommunicationEstimate>,
 }
@@ -106,6 +108,7 @@ impl ParsedProgram {
             total_us,
             compute_us,
             exposed_us: microseconds(total.saturating_sub(compute)),
+            unestimated_steps: runs.iter().filter(|run| self.has_opaque(**run)).count(),
             communication,
         })
     }
@@ -125,6 +128,10 @@ impl ParsedProgram {
             TimedStep { communicates: step.lane == Lane::Comm, ..timed }
         });
         timed.collect()
+    }
+
+    fn has_opaque(&self, run: StepNodes) -> bool {
+        run.nodes().any(|n| self.graph.nodes[n].op.is_opaque())
     }
 
     fn is_modelled(&self, run: StepNodes, step: &Step, profile: &MachineProfile) -> bool {

@@ -4,6 +4,8 @@
 //! PyTorch computes them in f64. They become dims only if f64 cannot round to another integer than exact
 //! arithmetic. That holds for sums and products with short binary fractions, for one division by an integer
 //! at the end, and for expressions of constants.
+//!
+//! The operands of `floor` and `ceiling` are exact fractions, as in sympy's own arithmetic.
 
 use symmc_ir::Dim;
 
@@ -33,17 +35,33 @@ pub(super) fn rounded_to_dim(name: &str, e: &SizeExpr<'_>, whole: ResolveInteger
         }
         return Ok(Dim::from(n as i64));
     }
-    let SizeQuotient { numerator, denominator, .. } = to_quotient(e, whole)?;
-    let denominator = Dim::from(denominator);
+    let (down, up) = to_quotient(e, whole, Division::Rounded)?.neighbours();
     let zero = Dim::from(0);
-    let down = numerator.floor_div(&denominator);
-    let up = zero.clone() - (zero.clone() - numerator).floor_div(&denominator);
     match name {
         "FloorToInt" => Ok(down),
         "CeilToInt" => Ok(up),
         "TruncToInt" => Ok(down.max_with(&zero) + up.min_with(&zero)),
         _ => Err(format!("`{name}` of a size is not a supported integer function")),
     }
+}
+
+/// `floor` or `ceiling` of an exact fraction.
+pub(super) fn exactly_rounded_to_dim(
+    name: &str,
+    e: &SizeExpr<'_>,
+    whole: ResolveInteger<'_>,
+) -> Result<Dim, String> {
+    let (down, up) = to_quotient(e, whole, Division::Exact)?.neighbours();
+    Ok(if name == "floor" { down } else { up })
+}
+
+/// How an expression divides.
+#[derive(Clone, Copy, PartialEq)]
+enum Division {
+    /// In f64.
+    Rounded,
+    /// As fractions.
+    Exact,
 }
 
 struct SizeQuotient {
@@ -63,25 +81,38 @@ impl SizeQuotient {
         Ok(SizeQuotient { numerator: check_limits(numerator)?, denominator, is_inexact })
     }
 
+    /// The largest integer that is not above the quotient, and the smallest that is not below.
+    fn neighbours(self) -> (Dim, Dim) {
+        let denominator = Dim::from(self.denominator);
+        let zero = Dim::from(0);
+        let down = self.numerator.floor_div(&denominator);
+        let up = zero.clone() - (zero - self.numerator).floor_div(&denominator);
+        (down, up)
+    }
+
     /// The quotient itself, if nothing was rounded yet.
     fn require_exact(self) -> Result<SizeQuotient, String> {
         if self.is_inexact { Err("arithmetic with a quotient that f64 rounds".into()) } else { Ok(self) }
     }
 }
 
-fn to_quotient(e: &SizeExpr<'_>, whole: ResolveInteger<'_>) -> Result<SizeQuotient, String> {
+fn to_quotient(
+    e: &SizeExpr<'_>,
+    whole: ResolveInteger<'_>,
+    division: Division,
+) -> Result<SizeQuotient, String> {
     let (name, args) = match e {
         SizeExpr::Float(x) => return short_binary_fraction(*x),
         SizeExpr::Call(name, args) => (*name, args),
         other => return SizeQuotient::new(whole(other)?, 1, false),
     };
-    let exact = |e: &SizeExpr<'_>| to_quotient(e, whole).and_then(SizeQuotient::require_exact);
+    let exact = |e: &SizeExpr<'_>| to_quotient(e, whole, division).and_then(SizeQuotient::require_exact);
     let folded = |first: i64, f: &dyn Fn(SizeQuotient, SizeQuotient) -> Result<SizeQuotient, String>| {
         let first = SizeQuotient { numerator: Dim::from(first), denominator: 1, is_inexact: false };
         args.iter().try_fold(first, |a, e| f(a, exact(e)?))
     };
     match (name, args.as_slice()) {
-        ("ToFloat" | "Identity", [a]) => to_quotient(a, whole),
+        ("ToFloat" | "Identity", [a]) => to_quotient(a, whole, division),
         ("Mul", _) => folded(1, &|a, b| {
             SizeQuotient::new(a.numerator * b.numerator, a.denominator * b.denominator, false)
         }),
@@ -103,7 +134,7 @@ fn to_quotient(e: &SizeExpr<'_>, whole: ResolveInteger<'_>) -> Result<SizeQuotie
                 format!("the divisor is not a non-zero constant of at most {MAX_PRODUCT_DENOMINATOR}")
             })?;
             let numerator = dividend.numerator * Dim::from(divisor.denominator) * Dim::from(by.signum());
-            let is_inexact = !by.unsigned_abs().is_power_of_two();
+            let is_inexact = division == Division::Rounded && !by.unsigned_abs().is_power_of_two();
             SizeQuotient::new(numerator, dividend.denominator * by.abs(), is_inexact)
         }
         _ => SizeQuotient::new(whole(e)?, 1, false),

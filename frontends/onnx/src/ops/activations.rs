@@ -59,6 +59,22 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     }),
     row("Softplus", 22, "log(1 + exp)", |c| formula(c, softplus)),
     row("Mish", 22, "x * tanh(softplus(x))", |c| formula(c, |x| x * softplus(x).tanh())),
+    row("Shrink", 9, "select", |c| {
+        let lambda = c.float_or("lambd", 0.5)?;
+        let bias = c.float_or("bias", 0.0)?;
+        formula(c, |x| {
+            let low = x.lt(-lambda).select(x + bias, x.zeros_like());
+            x.gt(lambda).select(x - bias, low)
+        })
+    }),
+    row("SwiGLU", 28, "silu or x * sigmoid(alpha * x), mul", |c| {
+        let [x, y] = c.first_tensors()?;
+        for axis in 0..c.rank(x).max(c.rank(y)) {
+            c.require_equal("the extents of the second operand", &c.extent(y, axis), &c.extent(x, axis))?;
+        }
+        let alpha = c.float_or("alpha", 1.0)?;
+        c.formula([x, y], |[x, y]| x * (x * alpha).sigmoid() * y)
+    }),
     row("Softsign", 22, "x / (1 + abs(x))", |c| formula(c, |x| x / (x.abs() + 1.0))),
 ];
 

@@ -1,7 +1,7 @@
-//! Scaled dot-product attention and rotary embeddings: ONNX and ONNX Runtime have single ops for them.
+//! Scaled dot-product attention, for which ONNX has a single op.
 
-use symmc_import::{Emit, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
-use symmc_ir::attention::causal_bounds_if;
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported_if};
+use symmc_ir::attention::{AttentionBound, BoundSide};
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, Scalar, ValueId};
 
 use super::{RuleRow, row};
@@ -9,22 +9,11 @@ use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::proto::element_type as kind;
 
-pub(super) const RULE_ROWS: &[RuleRow] = &[
-    row("Attention", 25, "attention", attention),
-    row("com.microsoft::MultiHeadAttention", 1, "attention", multi_head),
-    row("RotaryEmbedding", 23, "rotary_embedding", |c| {
-        let positions = c.opt_tensor(3)?;
-        lower_rotary(c, positions, (1, 2))
-    }),
-    row("com.microsoft::RotaryEmbedding", 1, "rotary_embedding", |c| {
-        let positions = c.tensor(1)?;
-        lower_rotary(c, Some(positions), (2, 3))
-    }),
-];
+pub(super) const RULE_ROWS: &[RuleRow] = &[row("Attention", 25, "attention", attention)];
 
 /// Reshapes `[batch, length, width]` to `[batch, heads, length, width / heads]`. An operand of four axes
 /// already has this form.
-fn split_heads(c: &mut OpCall<'_, '_>, x: ValueId, heads: i64) -> EmitResult {
+pub(super) fn split_heads(c: &mut OpCall<'_, '_>, x: ValueId, heads: i64) -> EmitResult {
     match c.shape(x).as_slice() {
         [_, _, _, _] => Ok(x),
         [batch, length, width] => {
@@ -43,41 +32,15 @@ fn split_heads(c: &mut OpCall<'_, '_>, x: ValueId, heads: i64) -> EmitResult {
     }
 }
 
-/// Options of the attention scores, besides a mask.
-struct AttentionOptions {
-    cap: Option<FloatAttribute>,
-    /// Whether a query sees only keys up to its own position.
-    causal: bool,
-}
-
-/// Attention over split heads. With `flat`, the heads of the result are joined into the last axis.
-fn attention_by_heads(
-    c: &mut OpCall<'_, '_>,
-    [q, k, v]: [ValueId; 3],
-    mask: Option<ValueId>,
-    scores: AttentionOptions,
-    flat: bool,
-) -> EmitResult {
-    // The softmax is computed in the requested precision or a higher one.
-    if let Some(precision) = c.opt_int("softmax_precision")?
-        && precision == i64::from(kind::DOUBLE)
-        && c.dtype(q) != DType::F64
-    {
-        return unsupported!("a softmax in 64 bits is not supported");
-    }
-    let scale = c.attention_scale(q, c.opt_float("scale")?.filter(|s| *s != 0.0))?;
-    let bounds = causal_bounds_if(scores.causal);
-    let y = c.emit_attention([q, k, v], mask, scale, scores.cap, bounds)?;
-    if !flat {
-        return Ok(y);
-    }
+/// Joins the heads of `[batch, heads, length, size]` into the last axis.
+pub(super) fn join_heads(c: &mut OpCall<'_, '_>, y: ValueId) -> EmitResult {
     let y = c.permute(y, vec![0, 2, 1, 3])?;
     let shape = c.shape(y);
     c.reshape(y, vec![shape[0].clone(), shape[1].clone(), shape[2].clone() * shape[3].clone()])
 }
 
 /// Appends keys or values to those of the past. The concatenation is also the result `result`.
-fn append_to_past(c: &mut OpCall<'_, '_>, x: ValueId, past: usize, result: usize) -> EmitResult {
+pub(super) fn append_to_past(c: &mut OpCall<'_, '_>, x: ValueId, past: usize, result: usize) -> EmitResult {
     let present = match c.opt_tensor(past)? {
         Some(past) => c.concat(&[past, x], 2)?,
         None => x,
@@ -86,174 +49,235 @@ fn append_to_past(c: &mut OpCall<'_, '_>, x: ValueId, past: usize, result: usize
     Ok(present)
 }
 
+/// The scores of attention over split heads, besides the products of queries and keys.
+#[derive(Default)]
+pub(super) struct AttentionScores {
+    pub scale: Option<f64>,
+    pub cap: Option<f64>,
+    /// A bool selects elements, and a float is added.
+    pub mask: Option<ValueId>,
+    pub bounds: Vec<AttentionBound>,
+    /// The operands of the bounds that have one, in their order.
+    pub positions: Vec<ValueId>,
+    /// One more score of each row, whose value is zero.
+    pub sink: Option<ValueId>,
+}
+
+impl AttentionScores {
+    /// Sets the scale and the cap, of which 0 is the default and no cap.
+    pub fn with_scale(c: &OpCall<'_, '_>) -> RuleResult<AttentionScores> {
+        Ok(AttentionScores {
+            scale: c.opt_float("scale")?.filter(|s| *s != 0.0),
+            cap: None,
+            ..AttentionScores::default()
+        })
+    }
+
+    /// Bounds the columns of row `i` by `i + add`, plus the number in `first` if there is one: the position of the first
+    /// row. `Below` excludes the limit.
+    pub fn bound_by_row(&mut self, side: BoundSide, add: Dim, first: Option<ValueId>) {
+        self.bounds
+            .push(AttentionBound { operand: first.is_some(), ..AttentionBound::relative_to_row(side, add) });
+        self.positions.extend(first);
+    }
+
+    /// Excludes the columns from a length on.
+    pub fn bound_by_length(&mut self, length: ValueId) {
+        let bound = AttentionBound::relative_to_row(BoundSide::Below, 0);
+        self.bounds.push(AttentionBound { row: false, operand: true, ..bound });
+        self.positions.push(length);
+    }
+
+    pub fn emit(&self, c: &mut OpCall<'_, '_>, [q, k, v]: [ValueId; 3]) -> EmitResult {
+        let scale = FloatAttribute(c.attention_scale(q, self.scale)?);
+        let mut operands = vec![q, k, v];
+        if let Some(mask) = self.mask {
+            operands.push(if c.dtype(mask).is_float() { mask } else { c.cast(mask, DType::Bool)? });
+        }
+        operands.extend(&self.positions);
+        operands.extend(self.sink);
+        let cap = self.cap.map(FloatAttribute);
+        let bounds = self.bounds.clone();
+        let op = Op::Attention { scale, cap, bounds, sink: self.sink.is_some(), log_sum_exp: false };
+        c.emit("attention", op, &operands)
+    }
+
+    /// Which columns the rows see by the bounds: `[…, rows, columns]`.
+    fn visible(&self, c: &mut OpCall<'_, '_>, rows: &Dim, columns: &Dim) -> RuleResult<Option<ValueId>> {
+        let mut positions = self.positions.iter();
+        let mut visible: Option<ValueId> = None;
+        for bound in &self.bounds {
+            let mut limit = c.emit_dim(&bound.add, DType::I64)?;
+            if bound.row {
+                let row = c.iota(rows.clone(), 0, 1, DType::I64)?;
+                let row = c.unsqueeze(row, 1)?;
+                limit = c.binary(BinaryOp::Add, row, limit)?;
+            }
+            if let Some(position) = positions.next().copied().filter(|_| bound.operand) {
+                let position = c.cast(position, DType::I64)?;
+                limit = c.binary(BinaryOp::Add, position, limit)?;
+            }
+            let column = c.iota(columns.clone(), 0, 1, DType::I64)?;
+            let op = if bound.side == BoundSide::Below { BinaryOp::Lt } else { BinaryOp::Ge };
+            let side = c.binary(op, column, limit)?;
+            visible = Some(match visible {
+                Some(visible) => c.binary(BinaryOp::And, visible, side)?,
+                None => side,
+            });
+        }
+        Ok(visible)
+    }
+
+    /// The scores themselves at a stage: 0 for the products, 1 after the cap, 2 after the mask, 3 after the softmax.
+    fn emit_scores(&self, c: &mut OpCall<'_, '_>, [q, k]: [ValueId; 2], stage: i64) -> EmitResult {
+        let scale = c.attention_scale(q, self.scale)?;
+        let heads = c.extent(q, 1);
+        let [batch, groups, columns, size] = c
+            .shape(k)
+            .try_into()
+            .map_err(|_| RuleFailure::Invalid("expected four axes of the keys".into()))?;
+        let Some(repeats) = heads.exact_div(&groups) else {
+            return invalid!(
+                "expected {} heads of keys to divide {} heads",
+                c.display_dim(&groups),
+                c.display_dim(&heads)
+            );
+        };
+        let k = c.unsqueeze(k, 2)?;
+        let k = c.expand(k, vec![batch.clone(), groups, repeats, columns.clone(), size.clone()])?;
+        let k = c.reshape(k, vec![batch, heads, columns.clone(), size])?;
+        let k = c.permute(k, vec![0, 1, 3, 2])?;
+        let mut scores = c.matmul(q, k)?;
+        scores = c.binary_float(BinaryOp::Mul, scores, scale)?;
+        if let Some(cap) = self.cap {
+            scores = c.formula([scores], |[scores]| (scores / cap).tanh() * cap)?;
+        }
+        if stage < 2 {
+            return Ok(scores);
+        }
+        let mut visible = self.visible(c, &c.extent(q, 2), &columns)?;
+        match self.mask {
+            Some(mask) if c.dtype(mask).is_float() => scores = c.binary(BinaryOp::Add, scores, mask)?,
+            Some(mask) => {
+                let mask = c.cast(mask, DType::Bool)?;
+                visible = Some(match visible {
+                    Some(visible) => c.binary(BinaryOp::And, visible, mask)?,
+                    None => mask,
+                });
+            }
+            None => {}
+        }
+        if let Some(visible) = visible {
+            let never = c.full(Scalar::Float(FloatAttribute(f64::NEG_INFINITY)), c.dtype(scores), vec![])?;
+            scores = c.select(visible, scores, never)?;
+        }
+        if stage == 2 {
+            return Ok(scores);
+        }
+        let weights = c.emit("softmax", Op::Softmax { axis: 3, log: false }, &[scores])?;
+        // A row that sees no column has zeros.
+        c.formula([scores, weights], |[scores, weights]| {
+            let largest = scores.reduce(symmc_ir::ReductionKind::Max, &[3], true);
+            largest.eq(f64::NEG_INFINITY).select(0.0, weights)
+        })
+    }
+}
+
+/// A number for each entry of the batch, in the form that bounds of attention take.
+pub(super) fn batch_positions(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
+    let count = c.ty(x).numel();
+    c.reshape(x, vec![count, 1.into(), 1.into(), 1.into()])
+}
+
+/// Operands: query, key, value, mask, past key, past value, number of keys of each sequence. Results: the values, both
+/// present ones, and scores.
 fn attention(c: &mut OpCall<'_, '_>) -> EmitResult {
-    unsupported_if!(
-        c.operand_name(6).is_some() || c.is_result_read(3),
-        "key padding and the output of scores are not supported"
-    );
+    let mut scores = AttentionScores::with_scale(c)?;
     // Scores are capped before the mask is added.
-    let cap =
-        Some(c.float_or("softcap", 0.0)?).filter(|cap| *cap > 0.0 && cap.is_finite()).map(FloatAttribute);
-    // The mode only selects which scores are output.
-    c.ignore(&["qk_matmul_output_mode"]);
+    scores.cap = Some(c.float_or("softcap", 0.0)?).filter(|cap| *cap > 0.0 && cap.is_finite());
     let [q, k, v] = c.first_tensors()?;
+    // The softmax is computed in the requested precision or a higher one.
+    let is_wide = c.opt_int("softmax_precision")? == Some(i64::from(kind::DOUBLE));
     let flat = c.rank(q) == 3;
     let heads = c.int_or("q_num_heads", 0)?;
     let key_heads = c.int_or("kv_num_heads", heads)?;
-    let causal = c.flag("is_causal")?;
     let past = match c.opt_tensor(4)? {
         Some(past) => c.extent(past, 2),
         None => 0.into(),
     };
-    let left_window = c.int_or("left_window_size", -1)?;
-    let right = c.int_or("right_window_size", -1)?;
     let q = split_heads(c, q, heads)?;
     let k = split_heads(c, k, key_heads)?;
     let v = split_heads(c, v, key_heads)?;
     let k = append_to_past(c, k, 4, 1)?;
     let v = append_to_past(c, v, 5, 2)?;
-    let mask = c.opt_tensor(3)?;
-    // With a past, `causal` is a window whose right end is the query itself.
-    let has_past = past.as_const() != Some(0);
-    let right = if causal && has_past { 0 } else { right };
-    let mask = apply_window_mask(c, (q, k), mask, &past, (left_window, right))?;
-    attention_by_heads(c, [q, k, v], mask, AttentionOptions { cap, causal: causal && !has_past }, flat)
+    // The position of the first query is the length of the past or, in a cache that the caller keeps, the number of keys
+    // before the queries.
+    let lengths = c.opt_tensor(6)?;
+    let mut first = None;
+    if let Some(lengths) = lengths {
+        invalid_if!(past.as_const() != Some(0), "expected the numbers of keys or a past, found both");
+        let lengths = c.cast(lengths, DType::I64)?;
+        let lengths = batch_positions(c, lengths)?;
+        scores.bound_by_length(lengths);
+        let queries = c.emit_dim(&c.extent(q, 2), DType::I64)?;
+        first = Some(c.binary(BinaryOp::Sub, lengths, queries)?);
+    }
+    if c.flag("is_causal")? {
+        scores.bound_by_row(BoundSide::Below, past.clone() + Dim::from(1), first);
+    }
+    let left = c.int_or("left_window_size", -1)?;
+    let right = c.int_or("right_window_size", -1)?;
+    invalid_if!(left < -1 || right < -1, "expected window sizes of -1 or more, found {left} and {right}");
+    if left >= 0 {
+        scores.bound_by_row(BoundSide::From, past.clone() - Dim::from(left.min(FAR)), first);
+    }
+    if right >= 0 {
+        scores.bound_by_row(BoundSide::Below, past + Dim::from(right.min(FAR) + 1), first);
+    }
+    scores.mask = match c.opt_tensor(3)? {
+        Some(mask) => Some(extend_mask(c, mask, &c.extent(k, 2))?),
+        None => None,
+    };
+    let stage = c.int_or("qk_matmul_output_mode", 0)?;
+    if c.is_result_read(3) {
+        invalid_if!(!(0..=3).contains(&stage), "expected qk_matmul_output_mode from 0 to 3, found {stage}");
+        unsupported_if!(
+            stage == 0 && scores.cap.is_some(),
+            "the output of scores before the cap is not supported"
+        );
+        let output = scores.emit_scores(c, [q, k], stage)?;
+        c.set_result(3, output);
+    }
+    let dtype = c.dtype(q);
+    let y = if is_wide && dtype != DType::F64 {
+        let wide = [c.cast(q, DType::F64)?, c.cast(k, DType::F64)?, c.cast(v, DType::F64)?];
+        if let Some(mask) = scores.mask.filter(|mask| c.dtype(*mask).is_float()) {
+            scores.mask = Some(c.cast(mask, DType::F64)?);
+        }
+        let y = scores.emit(c, wide)?;
+        c.cast(y, dtype)?
+    } else {
+        scores.emit(c, [q, k, v])?
+    };
+    if flat { join_heads(c, y) } else { Ok(y) }
 }
 
-/// Adds a window to a mask: it excludes keys more than `left` before a query or more than `right` after it.
-/// The first query has the position `past`. A negative `left` or `right` means no limit on that side.
-fn apply_window_mask(
-    c: &mut OpCall<'_, '_>,
-    (q, k): (ValueId, ValueId),
-    mask: Option<ValueId>,
-    past: &Dim,
-    (left, right): (i64, i64),
-) -> RuleResult<Option<ValueId>> {
-    let size = (c.extent(q, 2), c.extent(k, 2));
-    let mut visible = None;
-    for (width, sign, op) in [(left, -1, BinaryOp::Ge), (right, 1, BinaryOp::Le)] {
-        if width < 0 {
-            continue;
-        }
-        let side =
-            c.compare_positions(size.clone(), op, &(past.clone() + Dim::from(sign * width.min(FAR))))?;
-        visible = Some(match visible {
-            Some(visible) => c.binary(BinaryOp::And, visible, side)?,
-            None => side,
-        });
-    }
-    let (Some(visible), Some(mask)) = (visible, mask) else { return Ok(visible.or(mask)) };
-    if !c.dtype(mask).is_float() {
-        let mask = c.cast(mask, DType::Bool)?;
-        return c.binary(BinaryOp::And, mask, visible).map(Some);
-    }
-    let never = c.full(Scalar::Float(FloatAttribute(f64::NEG_INFINITY)), c.dtype(mask), vec![])?;
-    c.select(visible, mask, never).map(Some)
+/// A mask whose last axis may be shorter than the keys: it excludes the others.
+fn extend_mask(c: &mut OpCall<'_, '_>, mask: ValueId, keys: &Dim) -> EmitResult {
+    let mut shape = c.shape(mask);
+    let axis = shape.len().saturating_sub(1);
+    let missing = match shape.last() {
+        Some(own) => (keys.clone() - own.clone()).as_const(),
+        None => None,
+    };
+    let Some(missing @ 1..) = missing else { return Ok(mask) };
+    let dtype = c.dtype(mask);
+    let never =
+        if dtype.is_float() { Scalar::Float(FloatAttribute(f64::NEG_INFINITY)) } else { Scalar::Int(0) };
+    shape[axis] = Dim::from(missing);
+    let padding = c.full(never, dtype, shape)?;
+    c.concat(&[mask, padding], axis)
 }
 
 /// Windows of at least this width exclude nothing.
-const FAR: i64 = 1 << 40;
-
-/// Operands: query, key, value, bias, key padding, attention bias, past key, past value.
-fn multi_head(c: &mut OpCall<'_, '_>) -> EmitResult {
-    unsupported_if!(
-        (4..c.node.input.len()).any(|i| !matches!(i, 5..=7) && c.operand_name(i).is_some())
-            || c.is_result_read(3),
-        "key padding, a shared cache and the output of scores are not supported"
-    );
-    // The value only replaces the scores of padded keys.
-    c.ignore(&["mask_filter_value"]);
-    let (Some(k), Some(v)) = (c.opt_tensor(1)?, c.opt_tensor(2)?) else {
-        return unsupported!("packed operands are not supported");
-    };
-    let q = c.tensor(0)?;
-    let flat = c.rank(q) == 3;
-    let heads = c.int("num_heads")?;
-    let causal = c.flag("unidirectional")?;
-    unsupported_if!(causal && c.operand_name(6).is_some(), "causal attention with a past is not supported");
-    let mut operands = [q, k, v];
-    if let Some(bias) = c.opt_tensor(3)? {
-        let mut start = Dim::from(0);
-        for x in &mut operands {
-            let width = c.extent(*x, 2);
-            let own_bias = c.slice(bias, 0, start.clone(), width.clone(), 1)?;
-            *x = c.binary(BinaryOp::Add, *x, own_bias)?;
-            start = start + width;
-        }
-    }
-    for x in &mut operands {
-        *x = split_heads(c, *x, heads)?;
-    }
-    let [q, k, v] = operands;
-    let k = append_to_past(c, k, 6, 1)?;
-    let v = append_to_past(c, v, 7, 2)?;
-    let mask = c.opt_tensor(5)?;
-    attention_by_heads(c, [q, k, v], mask, AttentionOptions { cap: None, causal }, flat)
-}
-
-/// Rotates pairs of elements by angles. A pair is an element of the first half of the rotated elements and
-/// its counterpart in the second half or, if interleaved, two neighbours. `caches` are the operands with the
-/// cosines and sines, which `positions` index if they are given.
-fn lower_rotary(c: &mut OpCall<'_, '_>, positions: Option<ValueId>, caches: (usize, usize)) -> EmitResult {
-    let x = c.tensor(0)?;
-    let extents = c.shape(x);
-    let cos = c.tensor(caches.0)?;
-    let sin = c.tensor(caches.1)?;
-    let half = c.extent(cos, c.rank(cos).saturating_sub(1));
-    let turned = half.clone() * Dim::from(2);
-    let stated = c.int_or("rotary_embedding_dim", 0)?;
-    invalid_if!(
-        stated != 0 && turned.as_const().is_none_or(|n| n != stated),
-        "expected rotary_embedding_dim to be twice the {} angles, found {stated}",
-        c.display_dim(&half)
-    );
-    unsupported_if!(
-        c.flag("is_packed_batching")? || c.float_or("scale", 1.0)? != 1.0,
-        "packed batches and scaled angles are not supported"
-    );
-    let heads = match c.int_or("num_heads", 0)? {
-        0 if extents.len() == 3 => match extents[2].exact_div(&turned).and_then(|h| h.as_const()) {
-            Some(heads) => heads,
-            None => {
-                return invalid!(
-                    "expected {} to divide {}",
-                    c.display_dim(&turned),
-                    c.display_dim(&extents[2])
-                );
-            }
-        },
-        heads => heads,
-    };
-    let x = split_heads(c, x, heads)?;
-    let length = c.extent(x, 2);
-    let mut angles = [cos, sin];
-    for angle in &mut angles {
-        if let Some(positions) = positions {
-            let expanded = expand_positions(c, positions, length.clone())?;
-            *angle = c.emit("take", Op::Take { axis: 0 }, &[*angle, expanded])?;
-        }
-        if c.rank(*angle) == 2 {
-            *angle = c.unsqueeze(*angle, 0)?;
-        }
-        *angle = c.unsqueeze(*angle, 1)?;
-    }
-    let Some(width) = turned.as_const().and_then(|n| usize::try_from(n).ok()) else {
-        return unsupported!("the number of angles is symbolic");
-    };
-    let op = Op::RotaryEmbedding { width, interleaved: c.flag("interleaved")? };
-    let mut y = c.emit("rotary_embedding", op, &[x, angles[0], angles[1]])?;
-    if extents.len() == 3 {
-        y = c.permute(y, vec![0, 2, 1, 3])?;
-        y = c.reshape(y, extents)?;
-    }
-    Ok(y)
-}
-
-/// The positions of `length` elements. A single position is that of the first element.
-fn expand_positions(c: &mut OpCall<'_, '_>, positions: ValueId, length: Dim) -> EmitResult {
-    if c.rank(positions) == 1 && c.extent(positions, 0).as_const() == Some(1) {
-        let offsets = c.iota(length, 0, 1, c.dtype(positions))?;
-        return c.binary(BinaryOp::Add, offsets, positions);
-    }
-    Ok(positions)
-}
+pub(super) const FAR: i64 = 1 << 40;

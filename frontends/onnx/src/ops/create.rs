@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use symmc_import::{Emit, RuleCall, invalid, invalid_if, unsupported};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported};
 use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor};
 
 use super::{RuleRow, row, row_of_results};
@@ -48,6 +48,9 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
             c.compare_positions((rows.clone(), columns.clone()), BinaryOp::Eq, &c.int_or("k", 0)?.into())?;
         c.cast(y, dtype)
     }),
+    row("HannWindow", 17, "cos of an iota", |c| window(c, [0.5, -0.5, 0.0])),
+    row("HammingWindow", 17, "cos of an iota", |c| window(c, [25.0 / 46.0, -21.0 / 46.0, 0.0])),
+    row("BlackmanWindow", 17, "cos of an iota", |c| window(c, [0.42, -0.5, 0.08])),
     row("Trilu", 14, "select", |c| {
         let x = c.tensor(0)?;
         let k = c.opt_ints(1, "k")?.and_then(|k| k.dims.first().cloned()).unwrap_or(0.into());
@@ -55,6 +58,21 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         c.triangle(x, op, &k)
     }),
 ];
+
+/// A sum of a constant and the cosines of one and two periods, with these factors.
+fn window(c: &mut OpCall<'_, '_>, [constant, once, twice]: [f64; 3]) -> EmitResult {
+    let size = single_dim(c, 0, "the size")?;
+    let dtype = c.opt_dtype("output_datatype")?.unwrap_or(DType::F32);
+    let period = if c.int_or("periodic", 1)? != 0 { size.clone() } else { size.clone() - Dim::from(1) };
+    let position = c.iota(size, 0, 1, DType::F64)?;
+    let period = c.emit_dim(&period, DType::I64)?;
+    let period = c.cast(period, DType::F64)?;
+    let y = c.formula([position, period], |[position, period]| {
+        let angle = position * std::f64::consts::TAU / period;
+        angle.cos() * once + (angle * 2.0).cos() * twice + constant
+    })?;
+    c.cast(y, dtype)
+}
 
 fn constant(c: &mut OpCall<'_, '_>) -> RuleResult {
     let Some(attribute) = c.node.attribute.iter().find(|a| a.name.starts_with("value")) else {

@@ -51,6 +51,11 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("BitwiseNot", 18, "not", |c| unary(c, UnaryOp::Not)),
     row("Neg", 13, "neg", |c| unary(c, UnaryOp::Neg)),
     row("Abs", 13, "abs", |c| unary(c, UnaryOp::Abs)),
+    row("Sinh", 22, "exp, tanh", |c| formula(c, |x| x.sinh())),
+    row("Cosh", 22, "exp", |c| formula(c, |x| x.cosh())),
+    row("Asinh", 22, "log, sqrt, select", |c| formula(c, |x| x.inverse_sinh())),
+    row("Acosh", 22, "log, sqrt, select", |c| formula(c, |x| x.inverse_cosh())),
+    row("Atanh", 22, "log", |c| formula(c, |x| x.inverse_tanh())),
     row("Sign", 13, "sign; select", |c| {
         formula(c, |x| {
             let sign = x.sign();

@@ -3,14 +3,19 @@
 
 mod activations;
 mod attention;
+mod attention_runtime;
 mod collectives;
 mod create;
 mod elementwise;
 mod index;
 mod linear;
+mod linear_attention;
+mod loss;
 mod normalize;
+mod recurrent;
 mod reduce;
 mod resize;
+mod rotary;
 mod sequences;
 mod slicing;
 mod views;
@@ -27,8 +32,13 @@ static RULE_TABLES: RuleTables<VersionedRule> = RuleTables::new(&[
     elementwise::RULE_ROWS,
     activations::RULE_ROWS,
     linear::RULE_ROWS,
+    linear_attention::RULE_ROWS,
+    loss::RULE_ROWS,
     normalize::RULE_ROWS,
+    recurrent::RULE_ROWS,
     attention::RULE_ROWS,
+    attention_runtime::RULE_ROWS,
+    rotary::RULE_ROWS,
     reduce::RULE_ROWS,
     views::RULE_ROWS,
     slicing::RULE_ROWS,
@@ -67,7 +77,7 @@ pub(crate) fn find_definition(row: &RuleRow, version: i64) -> Result<&'static Op
 }
 
 pub(crate) fn supported() -> Vec<(&'static str, &'static str)> {
-    RULE_TABLES.supported()
+    RULE_TABLES.supported().into_iter().chain(crate::control_flow::SUPPORTED.iter().copied()).collect()
 }
 
 #[cfg(test)]

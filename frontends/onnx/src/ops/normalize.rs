@@ -4,7 +4,7 @@ use symmc_import::emit::extent_product;
 use symmc_import::normalize::{channel_moments, instance_norm, normalize_channels};
 use symmc_import::windows::{WindowAxis, WindowGeometry};
 use symmc_import::{Emit, EmitFormulas, RuleCall, invalid_if, unsupported_if};
-use symmc_ir::{BinaryOp, Dim, FloatAttribute, Op, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, Scalar, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
@@ -33,6 +33,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         let weight = c.opt_tensor(2)?;
         rms_norm(c, x, weight, SKIP_EPSILON)
     }),
+    row_of_results("com.microsoft::EmbedLayerNormalization", 1, "take, add, layer_norm", embed_layer_norm),
     row("GroupNormalization", 21, "layer_norm of groups, mul, add", group_norm),
     row_of_results("BatchNormalization", 15, "sub, mul, add", batch_norm),
     row("InstanceNormalization", 22, "layer_norm of channels, mul, add", |c| {
@@ -128,6 +129,35 @@ fn layer_norm(
         c.set_result(1, mean);
         c.set_result(2, scale);
     }
+    c.set_only_result(y)
+}
+
+/// Operands: words, segments, tables of words, positions and segments, weight and bias of the norm, mask, positions. The
+/// second result is 0 without a mask, and the third is the sum of the embeddings.
+fn embed_layer_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let words = c.tensor(0)?;
+    // The mask and its attribute only affect the second result.
+    c.ignore(&["mask_index_type"]);
+    let has_mask = c.operand_name(7).is_some();
+    unsupported_if!(has_mask && c.is_result_read(1), "the positions of padding are not supported");
+    let unmasked = c.full(Scalar::Int(0), DType::I32, vec![c.extent(words, 0)])?;
+    c.set_result(1, unmasked);
+    let table = c.tensor(2)?;
+    let mut sum = c.emit("words", Op::Take { axis: 0 }, &[table, words])?;
+    let positions = match c.opt_tensor(8)? {
+        Some(positions) => positions,
+        None => c.iota(c.extent(words, 1), 0, 1, DType::I64)?,
+    };
+    let table = c.tensor(3)?;
+    let embedded = c.emit("positions", Op::Take { axis: 0 }, &[table, positions])?;
+    sum = c.binary(BinaryOp::Add, sum, embedded)?;
+    if let (Some(segments), Some(table)) = (c.opt_tensor(1)?, c.opt_tensor(4)?) {
+        let embedded = c.emit("segments", Op::Take { axis: 0 }, &[table, segments])?;
+        sum = c.binary(BinaryOp::Add, sum, embedded)?;
+    }
+    c.set_result(2, sum);
+    let (weight, bias) = (c.tensor(5)?, c.tensor(6)?);
+    let y = c.layer_norm(sum, (Some(weight), Some(bias)), 1, c.float_or("epsilon", SKIP_EPSILON)?)?;
     c.set_only_result(y)
 }
 

@@ -1,7 +1,8 @@
 //! Reductions, arg-reductions and cumulative sums.
 
-use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, unsupported, unsupported_if};
-use symmc_ir::{ArgOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueId};
+use symmc_import::emit::extent_product;
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, unsupported};
+use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
@@ -20,9 +21,31 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("ReduceLogSumExp", 28, "log of sum of exp, from the maximum", log_sum_exp),
     row("ArgMax", 13, "argmax", |c| arg_reduce(c, ArgOp::Max)),
     row("ArgMin", 13, "argmin", |c| arg_reduce(c, ArgOp::Min)),
+    row("Hardmax", 13, "argmax, eq, cast", hardmax),
     row("CumSum", 14, "cumsum", cumulative_sum),
+    row("CumProd", 26, "slice, mul, concat", cumulative_product),
     row_of_results("TopK", 24, "topk", top_k),
 ];
+
+/// 1 at the first largest element of an axis, and 0 elsewhere. Before version 13, all axes from `axis` on were one.
+fn hardmax(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.tensor(0)?;
+    let shape = c.shape(x);
+    let axis = c.axis_or("axis", if c.version < 13 { 1 } else { -1 }, shape.len())?;
+    let (x, axis) = if c.version < 13 {
+        (c.reshape(x, vec![extent_product(&shape[..axis]), extent_product(&shape[axis..])])?, 1)
+    } else {
+        (x, axis)
+    };
+    let largest = c.arg_reduce(ArgOp::Max, x, axis, true)?;
+    let mut line = vec![Dim::from(1); c.rank(x)];
+    line[axis] = c.extent(x, axis);
+    let positions = c.iota(line[axis].clone(), 0, 1, DType::I64)?;
+    let positions = c.reshape(positions, line)?;
+    let y =
+        c.formula([largest, positions, x], |[largest, positions, x]| positions.eq(largest).cast(x.dtype()))?;
+    c.reshape(y, shape)
+}
 
 /// The axes of a reduction, and whether they are kept. `None` if nothing is reduced.
 fn reduced_axes(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Option<(Vec<usize>, bool)>> {
@@ -99,9 +122,15 @@ fn log_sum_exp(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn arg_reduce(c: &mut OpCall<'_, '_>, op: ArgOp) -> EmitResult {
     let x = c.tensor(0)?;
     let axis = c.axis_or("axis", 0, c.rank(x))?;
-    unsupported_if!(c.flag("select_last_index")?, "select_last_index is not supported");
     let keep = c.int_or("keepdims", 1)? != 0;
-    c.arg_reduce(op, x, axis, keep)
+    if !c.flag("select_last_index")? {
+        return c.arg_reduce(op, x, axis, keep);
+    }
+    // The first from the end.
+    let reversed = c.reverse_axis(x, axis)?;
+    let from_last = c.arg_reduce(op, reversed, axis, keep)?;
+    let last = c.emit_dim(&(c.extent(x, axis) - Dim::from(1)), DType::I64)?;
+    c.binary(BinaryOp::Sub, last, from_last)
 }
 
 fn cumulative_sum(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -122,6 +151,40 @@ fn cumulative_sum(c: &mut OpCall<'_, '_>) -> EmitResult {
     }
     let y = if reverse { c.reverse_axis(y, axis)? } else { y };
     Ok(y)
+}
+
+/// The products of the elements up to each one: in each pass, an element takes in those of twice the distance.
+fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.tensor(0)?;
+    let axis = c.opt_consts(1, "the axis")?.and_then(|a| a.first().copied()).unwrap_or(0);
+    let axis = c.resolve_axis(axis, c.rank(x))?;
+    let Some(n) = c.extent(x, axis).as_const() else {
+        return unsupported!("products of a symbolic number of elements are not supported");
+    };
+    let reverse = c.flag("reverse")?;
+    let exclusive = c.flag("exclusive")?;
+    let ones = |c: &mut OpCall<'_, '_>, count: i64| {
+        let mut shape = c.shape(x);
+        shape[axis] = count.into();
+        c.full(Scalar::Int(1), c.dtype(x), shape)
+    };
+    // The elements that are `distance` earlier, and ones before the first.
+    let moved = |c: &mut OpCall<'_, '_>, y: ValueId, distance: i64| {
+        let before = ones(c, distance)?;
+        let kept = c.slice(y, axis, 0.into(), (n - distance).into(), 1)?;
+        c.concat(&[before, kept], axis)
+    };
+    let mut y = if reverse { c.reverse_axis(x, axis)? } else { x };
+    if exclusive && n > 0 {
+        y = moved(c, y, 1)?;
+    }
+    let mut distance = 1;
+    while distance < n {
+        let earlier = moved(c, y, distance)?;
+        y = c.binary(BinaryOp::Mul, y, earlier)?;
+        distance *= 2;
+    }
+    if reverse { c.reverse_axis(y, axis) } else { Ok(y) }
 }
 
 fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {

@@ -23,6 +23,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         c.repeat(x, &repeats)
     }),
     row("Pad", 25, "pad; take", pad),
+    row("CenterCropPad", 18, "slice, pad", center_crop_pad),
     row("DepthToSpace", 28, "reshape, permute, reshape", |c| {
         let x = c.tensor(0)?;
         let block = Dim::from(block_size(c)?);
@@ -237,4 +238,31 @@ fn pad(c: &mut OpCall<'_, '_>) -> EmitResult {
         (None, None) => Scalar::Float(FloatAttribute(c.float_or("value", 0.0)?)),
     };
     pad_with_number(c, x, &paddings, value)
+}
+
+/// Crops or pads axes to the extents in operand 1. Of an odd difference, the end has one more.
+fn center_crop_pad(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let mut y = c.tensor(0)?;
+    let rank = c.rank(y);
+    let axes = match c.opt_attribute_ints("axes")? {
+        Some(axes) => axes.iter().map(|a| c.resolve_axis(*a, rank)).collect::<RuleResult<Vec<_>>>()?,
+        None => (0..rank).collect(),
+    };
+    let extents = c.ints(1, "the extents")?.dims;
+    invalid_if!(axes.len() != extents.len(), "expected {} extents, found {}", axes.len(), extents.len());
+    for (axis, extent) in axes.into_iter().zip(extents) {
+        let difference = extent.clone() - c.extent(y, axis);
+        let (low, high) = c.dim_bounds(&difference);
+        let half = |d: Dim| d.floor_div(&2.into());
+        if high <= 0 {
+            y = c.slice(y, axis, half(Dim::from(0) - difference), extent, 1)?;
+        } else if low >= 0 {
+            let before = half(difference.clone());
+            let padding = AxisPadding { axis, after: difference - before.clone(), before };
+            y = pad_with_number(c, y, &[padding], Scalar::Int(0))?;
+        } else {
+            return unsupported!("an axis may be cropped or padded, depending on its extent");
+        }
+    }
+    Ok(y)
 }

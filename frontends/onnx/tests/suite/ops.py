@@ -1,5 +1,5 @@
 """Writes ops.txt: cases of ONNX ops with the results of the reference evaluator of the `onnx` package. The results
-of ops of com.microsoft, and of those that the evaluator lacks or gets wrong, are those of ONNX Runtime.
+of ops of com.microsoft, of recurrent layers, and of those that the evaluator lacks or gets wrong, are those of ONNX Runtime.
 
     python3 ops.py > ops.txt        (needs onnx, onnxruntime and numpy)
 
@@ -461,6 +461,187 @@ def extremes():
 
 
 
+def recurrent():
+    """Layers of 3 steps, a batch of 2, 2 inputs and 2 hidden units."""
+    gates = {"RNN": 1, "LSTM": 4, "GRU": 3}
+    for version in (7, 14, 22):
+        for op, n in gates.items():
+            for direction in ("forward", "reverse", "bidirectional"):
+                d = 2 if direction == "bidirectional" else 1
+                results = 3 if op == "LSTM" else 2
+                weights = [wave(d, n * 2, 2) / 3, wave(d, n * 2, 2)[..., ::-1] / 4]
+                attributes = {"hidden_size": 2, "direction": direction}
+                yield version, op, attributes, [wave(3, 2, 2), *weights], results
+                bias, states = wave(d, n * 4) / 5, wave(d, 2, 2) / 6
+                cells = [-states, wave(d, 6) / 7] if op == "LSTM" else []
+                everything = [wave(3, 2, 2), *weights, bias, i(3, 1, dtype=np.int32), states, *cells]
+                yield version, op, attributes, everything, results
+                functions = {"RNN": ["Relu"], "LSTM": ["HardSigmoid", "Softsign", "Elu"], "GRU": ["Sigmoid", "LeakyRelu"]}[op]
+                others = {"activations": functions * d, "activation_alpha": [0.3, 0.5] * d, "clip": 0.75}
+                if op == "LSTM":
+                    others |= {"activation_beta": [0.4] * d, "input_forget": 1}
+                if op == "GRU":
+                    others |= {"linear_before_reset": 1, "activation_alpha": [0.3] * d}
+                if op == "RNN":
+                    del others["activation_alpha"]
+                everything[4] = None
+                yield version, op, attributes | others, everything, results
+    yield 14, "LSTM", {"hidden_size": 1}, [wave(1, 1, 2), wave(1, 4, 2), wave(1, 4, 1), None, C(np.array([1], np.int32))], 1
+
+
+def losses_and_moves():
+    scores, classes = wave(3, 4, 2), i(1, 0, 3, 2, 1, 1, shape=(3, 2))
+    for op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
+        for version in (12, 13):
+            for reduction in ("none", "sum", "mean"):
+                yield version, op, {"reduction": reduction}, [scores, classes]
+                yield version, op, {"reduction": reduction, "ignore_index": 1}, [scores, classes, f(0.5, 1, 2, 3)]
+        # The reference evaluator takes -1 for a missing number here.
+        yield 13, op, {"ignore_index": -2}, [wave(2, 3), i(-2, 2)]
+    yield 13, "SoftmaxCrossEntropyLoss", {}, [wave(2, 3), i(0, 2)], 2
+    points = f(-30000.0, -4.5, -1e-5, 0.0, 1e-6, 0.5, 1.0, 3.0, 1e9, INF, NAN)
+    for op, values in (("Sinh", points[1:-3]), ("Cosh", points[1:-3]), ("Asinh", points), ("Acosh", points[6:]), ("Atanh", points[2:7])):
+        yield 22, op, {}, [values]
+    yield 9, "Shrink", {}, [wave(6)]
+    yield 9, "Shrink", {"lambd": 1.5, "bias": 0.5}, [wave(6)]
+    yield 28, "SwiGLU", {"alpha": 1.5}, [wave(2, 3), ramp(2, 3)]
+    for version, axis in ((13, 0), (13, -1), (11, 1), (11, 0)):
+        yield version, "Hardmax", {"axis": axis}, [i(3, 1, 3, 0, 5, 5, shape=(2, 3)).astype(np.float32)]
+    yield 13, "SpaceToDepth", {"blocksize": 2}, [ramp(1, 2, 4, 6)]
+    yield 18, "CenterCropPad", {}, [ramp(4, 3, 5), C([2, 6, 5])]
+    yield 18, "CenterCropPad", {"axes": [-1, 0]}, [ramp(4, 3, 5), C([2, 7])]
+    index = i(0, 1, 2, -1, 0, 1, shape=(3, 2))
+    for reduction in ("mul", "max", "min"):
+        yield 18, "ScatterND", {"reduction": reduction}, [wave(3, 2, 2), index, wave(3, 2) * 2]
+    yield 18, "ScatterND", {"reduction": "max"}, [wave(3, 2), i(2, 2, shape=(2, 1)), wave(2, 2) * 3]
+    yield 24, "TensorScatter", {}, [wave(2, 4, 3), ramp(2, 2, 3), i(1, 2)]
+    yield 24, "TensorScatter", {"mode": "circular", "axis": 1}, [wave(2, 4, 3), ramp(2, 2, 3), i(3, 2)]
+    yield 24, "TensorScatter", {}, [wave(2, 4, 3), ramp(2, 2, 3)]
+    yield 10, "ReverseSequence", {}, [ramp(4, 3), i(1, 4, 2)]
+    yield 10, "ReverseSequence", {"batch_axis": 0, "time_axis": 1}, [ramp(2, 4, 2), i(3, 1)]
+    q, k, v = wave(2, 4, 3, 8), wave(2, 2, 5, 8), ramp(2, 2, 5, 8) / 40
+    for mode in range(4):
+        yield 24, "Attention", {"is_causal": 1, "qk_matmul_output_mode": mode}, [q, k, v, wave(3, 5)], 4
+    yield 24, "Attention", {"softcap": 1.5, "qk_matmul_output_mode": 1}, [q, k, v], 4
+    yield 24, "Attention", {"qk_matmul_output_mode": 3}, [q, k, v, np.array([[True, False, True, True, False], [False] * 5, [True] * 5])], 4
+    yield 24, "Attention", {"is_causal": 1}, [q, k, v, None, None, None, i(4, 5)]
+    yield 25, "Attention", {"left_window_size": 1, "right_window_size": 0}, [q, k, v, wave(3, 4), None, None, i(4, 5)]
+    past = [wave(2, 2, 3, 8), wave(2, 2, 3, 8)[..., ::-1]]
+    yield 24, "Attention", {"is_causal": 1, "qk_matmul_output_mode": 2}, [q, k, v, wave(4, 3, 8), *past], 4
+
+
+def states():
+    q, k, v = wave(2, 3, 8) / 2, wave(2, 3, 4)[..., ::-1] / 3, ramp(2, 3, 6) / 20
+    heads = {"q_num_heads": 4, "kv_num_heads": 2}
+    past, decay, update = wave(2, 2, 2, 3) / 4, -ramp(2, 3, 2) / 9, ramp(2, 3, 2) / 12
+    yield 27, "LinearAttention", heads | {"update_rule": "linear"}, [q, k, v], 2
+    yield 27, "LinearAttention", heads | {"update_rule": "gated", "scale": 0.3}, [q, k, v, past, decay], 2
+    yield 27, "LinearAttention", heads | {"update_rule": "delta"}, [q, k, v, past, None, update[..., :1]], 2
+    yield 27, "LinearAttention", heads, [q, k, v, None, -ramp(2, 3, 4) / 9, update], 2
+    x, weight = wave(2, 3, 5), wave(3, 1, 3)
+    yield 27, "CausalConvWithState", {}, [x, weight], 2
+    yield 27, "CausalConvWithState", {"activation": "silu"}, [x, weight, wave(3), ramp(2, 3, 2)], 2
+    for flags in ({}, {"reverse": 1}, {"exclusive": 1}, {"exclusive": 1, "reverse": 1}):
+        yield 26, "CumProd", flags, [wave(2, 5), C(np.array(1, np.int64))]
+    yield 26, "CumProd", {}, [i(1, 2, 3, 4, dtype=np.int32), C(np.array(0, np.int32))]
+    for op in ("ArgMax", "ArgMin"):
+        yield 13, op, {"axis": 1, "select_last_index": 1, "keepdims": 0}, [f(1, 3, 3, 1, 0, 0, 5, 5, shape=(2, 4))]
+    yield 13, "GatherND", {"batch_dims": 1}, [ramp(2, 3, 2), i(1, -1, shape=(2, 1))]
+    yield 13, "GatherND", {"batch_dims": 1}, [ramp(2, 3, 2), i(1, 0, 2, -1, 0, 1, 1, 1, shape=(2, 2, 2))]
+    for op in ("HannWindow", "HammingWindow", "BlackmanWindow"):
+        yield 17, op, {}, [C(7)]
+        yield 17, op, {"periodic": 0, "output_datatype": 11}, [C(6)]
+    yield 24, "Attention", {"softmax_precision": 11}, [wave(1, 2, 3, 4), wave(1, 2, 3, 4), wave(1, 2, 3, 4), wave(3, 3)]
+
+
+def runtime_products():
+    for flags in ({"transBatchA": 1}, {"transBatchA": 1, "transA": 1}):
+        x = wave(2, 3, 4) if "transA" not in flags else wave(4, 3, 2)
+        yield 20, "com.microsoft::FusedMatMul", flags, [x, wave(3, 4, 2)]
+    yield 20, "com.microsoft::FusedMatMul", {"transBatchB": 1, "alpha": 0.5}, [wave(3, 2, 4), wave(4, 3, 2)]
+    yield 20, "com.microsoft::FusedMatMul", {"transBatchB": 1, "transB": 1}, [wave(3, 2, 4), wave(2, 3, 4)]
+    for activation in ("Relu", "Sigmoid", "Tanh"):
+        gemm = {"transB": 1, "beta": 0.5, "activation": activation}
+        yield 20, "com.microsoft::FusedGemm", gemm, [wave(2, 3), wave(4, 3), wave(4)]
+    yield 20, "com.microsoft::FusedGemm", {"activation": "LeakyRelu", "activation_alpha": 0.25}, [wave(2, 3), wave(3, 4)]
+    tables = [wave(5, 4), ramp(6, 4) / 9, wave(2, 4) / 3]
+    words, segments = i(1, 4, 0, 2, 2, 3, shape=(2, 3), dtype=np.int32), i(0, 1, 1, 0, 0, 1, shape=(2, 3), dtype=np.int32)
+    embed = "com.microsoft::EmbedLayerNormalization"
+    yield 20, embed, {"epsilon": 0.01}, [words, segments, *tables, wave(4), ramp(4)], 3
+    yield 20, embed, {}, [words, None, *tables[:2], None, wave(4), ramp(4), None, i(3, 0, 5, 1, 1, 2, shape=(2, 3), dtype=np.int32)], 3
+    product = "com.microsoft::MatMulNBits"
+    for bits in (4, 8):
+        for rows, block in ((32, 16), (40, 16), (32, 32)):
+            n = -(-rows // block)
+            sizes = {"K": rows, "N": 3, "bits": bits, "block_size": block}
+            x, size = wave(2, rows), block * bits // 8
+            packed = ((np.arange(3 * n * size) * 37 + 11) % 256).astype(np.uint8).reshape(3, n, size)
+            scales = wave(3 * n) / 50
+            yield 20, product, sizes, [x, packed, scales]
+            points = (np.arange(3 * -(-n * bits // 8)) * 23 % 256).astype(np.uint8)
+            yield 20, product, sizes, [x, packed, scales, points]
+            if bits == 4:
+                yield 20, product, sizes, [x, packed, scales, wave(3 * n) + 8, None, wave(3)]
+    x, packed, scales = wave(2, 32), ((np.arange(48) * 37) % 256).astype(np.uint8).reshape(3, 2, 8), wave(6) / 50
+    group = (np.arange(32) % 2).astype(np.int32)
+    yield 20, product, {"K": 32, "N": 3, "bits": 4, "block_size": 16}, [x, packed, scales, None, group]
+
+
+def runtime_attention():
+    """Attention ops of ONNX Runtime with all optional operands."""
+    mha = "com.microsoft::MultiHeadAttention"
+    x = [wave(2, 3, 8), wave(2, 3, 8)[..., ::-1], ramp(2, 3, 8) / 9]
+    padding = [
+        i(2, 3, dtype=np.int32),
+        i(1, 1, 0, 1, 0, 1, shape=(2, 3), dtype=np.int32),
+        i(*([1, 0, 0, 1, 1, 0, 1, 1, 1] * 2), shape=(2, 3, 3), dtype=np.int32),
+    ]
+    for mask in padding[1:]:
+        yield 20, mha, {"num_heads": 2}, [*x, None, mask]
+        yield 20, mha, {"num_heads": 2, "mask_filter_value": -3.0}, [*x, None, mask, wave(1, 2, 3, 3)]
+    yield 20, mha, {"num_heads": 2, "unidirectional": 1}, [*x, None, None, None, wave(2, 2, 4, 4), ramp(2, 2, 4, 4) / 9], 3
+    attention = "com.microsoft::Attention"
+    w = [wave(2, 3, 4), wave(4, 24) / 3, wave(24)]
+    yield 20, attention, {"num_heads": 2}, w
+    yield 20, attention, {"num_heads": 2, "unidirectional": 1, "scale": 0.3}, w[:2]
+    yield 20, attention, {"num_heads": 2, "qkv_hidden_sizes": [4, 4, 16]}, w
+    yield 20, attention, {"num_heads": 2}, [*w, None, wave(2, 2, 2, 2, 4)], 2
+    for mask in padding:
+        yield 20, attention, {"num_heads": 2}, [*w, mask]
+    yield 20, attention, {"num_heads": 2}, [*w, None, None, wave(2, 2, 3, 3)]
+    gqa = "com.microsoft::GroupQueryAttention"
+    heads = {"num_heads": 4, "kv_num_heads": 2}
+
+    def operands(batch, length, past, last, total, *more, size=16, packed=False):
+        q, k, v = wave(batch, length, 4 * size), wave(batch, length, 2 * size)[..., ::-1], ramp(batch, length, 2 * size) / 50
+        cache = [None, None] if past is None else [wave(batch, 2, past, size) / 2, -wave(batch, 2, past, size)]
+        first = [np.concatenate([q, k, v], axis=2), None, None] if packed else [q, k, v]
+        return [*first, *cache, i(*last, dtype=np.int32), C(np.array(total, np.int32)), *more]
+
+    angles = [wave(9, 8), wave(9, 8)[..., ::-1]]
+    grown = (2, 1, 5, (5, 3), 6)
+    for more in ({}, {"softcap": 2.0}, {"smooth_softmax": 1}, {"scale": 0.2}, {"local_window_size": 2}):
+        yield 20, gqa, heads | more, operands(*grown), 3
+    # What a sequence does not fill of its cache is not defined. Here it is zero before.
+    shared = operands(2, 1, 8, (5, 3), 6)
+    for cache in shared[3:5]:
+        cache[0, :, 5:], cache[1, :, 3:] = 0, 0
+    yield 20, gqa, heads, shared, 3
+    yield 20, gqa, heads, operands(2, 3, None, (2, 2), 3), 3
+    yield 20, gqa, heads | {"local_window_size": 2}, operands(2, 4, None, (3, 3), 4), 3
+    yield 20, gqa, heads, operands(1, 2, 3, (4,), 5), 3
+    yield 20, gqa, heads, operands(*grown, packed=True), 3
+    for interleaved in (0, 1):
+        rotary = heads | {"do_rotary": 1, "rotary_interleaved": interleaved}
+        yield 20, gqa, rotary, operands(*grown, *angles), 3
+        yield 20, gqa, rotary, operands(1, 3, None, (2,), 3, *angles, packed=True), 3
+        yield 20, gqa, rotary, operands(1, 2, 3, (4,), 5, *angles), 3
+    positions = i(3, 1, shape=(2, 1))
+    yield 20, gqa, heads | {"do_rotary": 1}, operands(*grown, *angles, positions), 3
+    yield 20, gqa, heads, operands(*grown, None, None, None, wave(2, 1, 1, 6)), 3
+    yield 20, gqa, heads, operands(*grown, None, None, None, None, wave(4)), 3
+
+
 def typed(array):
     dims = ",".join(map(str, array.shape))
     flat = array.reshape(-1).tolist()
@@ -505,10 +686,13 @@ def line(version, op, attributes, operands, results=1):
             feeds[f"x{k}"] = array
             values.append(helper.make_tensor_value_info(f"x{k}", helper.np_dtype_to_tensor_dtype(array.dtype), array.shape))
     domain, _, name = op.rpartition("::")
-    theirs = bool(domain) or name in BY_RUNTIME or (name == "BatchNormalization" and version < 14)
+    theirs = bool(domain) or name in BY_RUNTIME or name in ("RNN", "LSTM", "GRU") or (name == "BatchNormalization" and version < 14)
+    # The reference evaluator has the newest version only.
+    theirs = theirs or (name == "Hardmax" and version < 13)
     node = helper.make_node(name, inputs, names, domain=domain, **attributes)
     kind = TensorProto.FLOAT if theirs else TensorProto.UNDEFINED
-    outputs = [helper.make_tensor_value_info(n, kind, None) for n in names]
+    integers = ["r1"] if name == "EmbedLayerNormalization" else []
+    outputs = [helper.make_tensor_value_info(n, TensorProto.INT32 if n in integers else kind, None) for n in names]
     for output in [] if theirs else outputs:
         # The dtype of the result follows from the operands.
         output.ClearField("type")
@@ -530,7 +714,7 @@ def line(version, op, attributes, operands, results=1):
 
 if __name__ == "__main__":
     print("# Written by ops.py: version, op and attributes | operands | results.")
-    for case in [*CASES, *resizes(), *extremes()]:
+    for case in [*CASES, *recurrent(), *losses_and_moves(), *states(), *runtime_products(), *runtime_attention(), *resizes(), *extremes()]:
         try:
             print(line(*case))
         except Exception as error:  # Shows which case the evaluator refuses.

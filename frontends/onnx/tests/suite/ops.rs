@@ -7,7 +7,7 @@ use std::sync::Arc;
 use symmc_cases::{every_line, near};
 use symmc_ir::{InputKind, Op, SymbolBindings, Tensor};
 
-use crate::common::{Fake, stored, tensor};
+use crate::common::{Fake, run, stored, tensor};
 
 fn numbers(text: &str) -> Vec<f64> {
     let number = |word: &str| match word {
@@ -87,4 +87,87 @@ fn log_sum_exp_of_zeros_is_minus_infinity() {
     let line =
         "20 ReduceLogSumExp keepdims=0 | f32[2,2]: -inf -inf 0 inf; const i64[1]: 1 | f32[2]: -inf inf";
     assert_eq!(check(line), Ok(()));
+}
+
+#[test]
+fn packed_operands_of_attention_are_those_apart() {
+    // ONNX Runtime has no kernels for them on CPUs.
+    let numbers = |n: usize, factor: f64| (0..n).map(|i| (i as f64 * factor).sin()).collect::<Vec<_>>();
+    let (q, kv) = (numbers(24, 1.3), numbers(80, 0.7));
+    let part = |from: &[f64], parts: usize, i: usize| -> Vec<f64> {
+        from.chunks(4).skip(i).step_by(parts).flatten().copied().collect()
+    };
+    let apart = |length: i64| {
+        Fake::new(20)
+            .input("q", "f32[1,3,8]")
+            .input("k", &format!("f32[1,{length},8]"))
+            .input("v", &format!("f32[1,{length},8]"))
+            .node("com.microsoft::MultiHeadAttention num_heads=2", &["q", "k", "v"], &["y"])
+            .output("y")
+    };
+    let packed_keys = Fake::new(20)
+        .input("q", "f32[1,3,8]")
+        .input("kv", "f32[1,5,2,2,4]")
+        .node("com.microsoft::MultiHeadAttention num_heads=2", &["q", "kv"], &["y"])
+        .output("y");
+    let keys = part(&kv, 2, 0);
+    let values = part(&kv, 2, 1);
+    let expected = run(
+        &apart(5),
+        &[],
+        &[tensor("f32[1,3,8]", &q), tensor("f32[1,5,8]", &keys), tensor("f32[1,5,8]", &values)],
+    );
+    let actual = run(&packed_keys, &[], &[tensor("f32[1,3,8]", &q), tensor("f32[1,5,2,2,4]", &kv)]);
+    assert_eq!(actual, expected);
+    let packed = Fake::new(20)
+        .input("x", "f32[1,3,2,3,4]")
+        .node("com.microsoft::MultiHeadAttention num_heads=2", &["x"], &["y"])
+        .output("y");
+    let x = numbers(72, 0.9);
+    let each: Vec<Tensor> = (0..3).map(|i| tensor("f32[1,3,8]", &part(&x, 3, i))).collect();
+    let actual = run(&packed, &[], &[tensor("f32[1,3,2,3,4]", &x)]);
+    assert_eq!(actual, run(&apart(3), &[], &each));
+}
+
+#[test]
+fn recurrent_layers_of_variable_length_are_those_of_each_length() {
+    let numbers = |n: usize, factor: f64| (0..n).map(|i| (i as f64 * factor + 0.2).sin()).collect::<Vec<_>>();
+    for (op, gates, results) in [("RNN", 1, 2), ("LSTM", 4, 3), ("GRU", 3, 2)] {
+        for lengths in ["", "lengths"] {
+            let layer = |steps: &str| {
+                let fake = Fake::new(22)
+                    .input("x", &format!("f32[{steps},2,3]"))
+                    .input("w", &format!("f32[2,{},3]", gates * 2))
+                    .input("r", &format!("f32[2,{},2]", gates * 2))
+                    .input("lengths", "i32[2]")
+                    .node(
+                        &format!("{op} hidden_size=2 direction='bidirectional'"),
+                        &["x", "w", "r", "", lengths],
+                        &["y0", "y1", "y2"][..results],
+                    );
+                let mut fake = (0..results).fold(fake, |fake, i| fake.output(&format!("y{i}")));
+                fake.max_extent = 5;
+                fake
+            };
+            for steps in 0..=5 {
+                let arguments = [
+                    tensor(&format!("f32[{steps},2,3]"), &numbers(steps * 6, 0.7)),
+                    tensor(&format!("f32[2,{},3]", gates * 2), &numbers(gates * 12, 1.3)),
+                    tensor(&format!("f32[2,{},2]", gates * 2), &numbers(gates * 8, 1.9)),
+                    tensor("i32[2]", &[steps as f64, steps.min(2) as f64]),
+                ];
+                let expected = run(&layer(&steps.to_string()), &[], &arguments);
+                assert_eq!(run(&layer("n"), &[steps as i64], &arguments), expected, "{op} {steps} {lengths}");
+            }
+        }
+    }
+    let long = Fake::new(22)
+        .input("x", "f32[n,2,3]")
+        .input("w", "f32[1,2,3]")
+        .input("r", "f32[1,2,2]")
+        .declared("y", "f32[n,1,2,2]")
+        .node("RNN hidden_size=2", &["x", "w", "r"], &["y"])
+        .output("y");
+    let notes = long.import().expect("an opaque op").notes.join("; ");
+    assert!(notes.contains("up to 1048576 steps are not supported, at most 1024 are"), "{notes}");
 }

@@ -30,6 +30,7 @@ pub(super) fn import_models(paths: &[PathBuf], options: &OpenOptions) -> Result<
         name: program_name_of_ranks(first),
         ranks: options.ranks,
         constraints: options.provided_extents(),
+        recorded_integers: recorded_integers(options)?,
         ..ImportOptions::default()
     };
     let imported = symmc_onnx::import_files(paths, &options).map_err(|e| {
@@ -43,6 +44,18 @@ pub(super) fn import_models(paths: &[PathBuf], options: &OpenOptions) -> Result<
         assumed_sizes: imported.assumed_sizes,
         data_files: imported.data_files,
     })
+}
+
+/// The recorded arguments of one integer on the first rank.
+fn recorded_integers(options: &OpenOptions) -> Result<Vec<Option<i64>>, Error> {
+    let Some(tensors) = &options.tensors else { return Ok(Vec::new()) };
+    let mut integers = Vec::new();
+    for (i, shape) in tensors.argument_shapes().iter().enumerate() {
+        let is_single = shape.iter().all(|extent| *extent == 1);
+        let tensor = if is_single { tensors.input(0, i)? } else { None };
+        integers.push(tensor.filter(|t| !t.dtype().is_float()).and_then(|t| t.to_i64().first().copied()));
+    }
+    Ok(integers)
 }
 
 /// The message of an import error, with advice on the ranges of its symbols.

@@ -1,7 +1,7 @@
 //! Ops that create tensors: fills, ranges, triangles.
 
 use symmc_import::{Emit, EmitFormulas, invalid, unsupported};
-use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Scalar, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, Scalar, ValueId};
 
 use super::{RuleRow, row};
 use crate::call::{CallOperand, OpCall};
@@ -26,6 +26,8 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         c.ignore(&["stride"]);
         filled_tensor(c, FillTemplate::Both, Some(0))
     }),
+    row("aten.tril_indices", "iota, cumsum, index_put", |c| triangle_positions(c, true)),
+    row("aten.triu_indices", "iota, cumsum, index_put", |c| triangle_positions(c, false)),
     row("aten.fill", "full", |c| {
         let x = c.first_tensor()?;
         let value = c.operand("value")?;
@@ -246,4 +248,38 @@ fn triangle(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
     let x = c.first_tensor()?;
     let diagonal = c.int_or("diagonal", 0)?;
     c.triangle(x, op, &diagonal.into())
+}
+
+/// The rows and columns of the elements of a triangle, by rows. `lower` is the side of the diagonal. The elements of the
+/// whole matrix are stored at their numbers among those of the triangle, and all others after them.
+fn triangle_positions(c: &mut OpCall<'_, '_>, lower: bool) -> EmitResult {
+    let rows = c.dim("row")?;
+    let columns = c.dim("col")?;
+    let offset = c.int_or("offset", 0)?;
+    let dtype = c.opt_dtype("dtype")?.unwrap_or(DType::I64);
+    let (Some(n), Some(m)) = (rows.as_const(), columns.as_const()) else {
+        return unsupported!("the positions of triangles of symbolic sizes are not supported");
+    };
+    let total = n.checked_mul(m).filter(|total| *total <= symmc_ir::verify::MAX_EXTENT);
+    let Some(total) = total else { return invalid!("expected fewer elements than {n} by {m}") };
+    let within = |row: i64| {
+        let below = row.saturating_add(offset).saturating_add(i64::from(lower)).clamp(0, m);
+        if lower { below } else { m - below }
+    };
+    let count: i64 = (0..n).map(within).sum();
+    let op = if lower { BinaryOp::Le } else { BinaryOp::Ge };
+    let is_within = c.compare_positions((rows, columns), op, &offset.into())?;
+    let position = c.iota(total.into(), 0, 1, DType::I64)?;
+    let found = c.full(Scalar::Int(0), DType::I64, vec![(count + 1).into()])?;
+    let target = c.formula([is_within], |[is_within]| {
+        let is_within = is_within.reshape(vec![total.into()]);
+        let number = is_within.cast(DType::I64).cumulative_sum(0) - 1;
+        is_within.select(number, count)
+    })?;
+    let op = Op::IndexPut { axis: 0, accumulate: false };
+    let found = c.emit("index_put", op, &[found, position, target])?;
+    c.formula([found], |[found]| {
+        let found = found.slice(0, 0, count).unsqueeze(0);
+        found.floor_div(m.max(1)).concat(found % m.max(1), 0).cast(dtype)
+    })
 }

@@ -13,10 +13,8 @@ use crate::lower::{EmitResult, RuleResult, Term};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.asinh aten.arcsinh", "log1p, sqrt, in f64", |c| through_f64(c, |x| x.inverse_sinh())),
-    row("aten.acosh aten.arccosh", "log, sqrt, in f64", |c| {
-        through_f64(c, |x| (x + ((x - 1.0).sqrt() * (x + 1.0).sqrt())).log())
-    }),
-    row("aten.atanh aten.arctanh", "log1p, in f64", |c| through_f64(c, |x| (x.log1p() - (-x).log1p()) * 0.5)),
+    row("aten.acosh aten.arccosh", "log1p, sqrt, in f64", |c| through_f64(c, |x| x.inverse_cosh())),
+    row("aten.atanh aten.arctanh", "log1p, in f64", |c| through_f64(c, |x| x.inverse_tanh())),
     row("aten.frac", "x - trunc(x)", |c| float_formula(c, |x| x - x.unary(UnaryOp::Trunc))),
     row("aten.deg2rad", "mul", |c| float_formula(c, |x| x * (PI / 180.0))),
     row("aten.rad2deg", "mul", |c| float_formula(c, |x| x * (180.0 / PI))),

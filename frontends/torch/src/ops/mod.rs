@@ -24,6 +24,7 @@ mod linear;
 mod loss;
 mod normalize;
 mod padding;
+mod recurrent;
 mod reduce;
 mod resample;
 mod scatter;
@@ -54,6 +55,7 @@ static RULE_TABLES: RuleTables<OpRule> = RuleTables::new(&[
     scatter::RULE_ROWS,
     create::RULE_ROWS,
     loss::RULE_ROWS,
+    recurrent::RULE_ROWS,
     backward::RULE_ROWS,
     collectives::RULE_ROWS,
     collectives::WRITING_RULE_ROWS,

@@ -1,12 +1,13 @@
 //! Writing by index: `index_put`, `index_add`, `scatter` and similar ops, in functional form.
 
+use symmc_import::emit::extent_product;
 use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, ValueId};
 
 use super::index::{AdvancedIndexing, as_row, on_row, resolve_indexing};
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
-use crate::lower::{EmitResult, RuleResult};
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results(
@@ -14,6 +15,8 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         "index_put; select for a mask",
         index_put,
     ),
+    row("aten.masked_scatter", "cumsum, take, select", masked_scatter),
+    row("aten.masked_scatter_backward", "cumsum, index_put", masked_scatter_backward),
     row_of_results("aten.index_add", "index_add", index_add),
     row_of_results("aten.index_copy", "index_put", |c| {
         let [x, index, source] = c.tensors_named(["self", "index", "source"])?;
@@ -84,6 +87,48 @@ fn index_put(c: &mut OpCall<'_, '_>) -> RuleResult {
     }
     let y = c.permute(y, back)?;
     c.set_only_result(y)
+}
+
+/// The number of true elements before each element of a mask, in order.
+fn true_elements_before(c: &mut OpCall<'_, '_>, mask: ValueId) -> EmitResult {
+    let flat = c.reshape(mask, vec![c.ty(mask).numel()])?;
+    c.formula([flat], |[flat]| (flat.cast(DType::I64).cumulative_sum(0) - 1).max(0))
+}
+
+/// Replaces the elements where a mask is true by those of the source, in order. More of them than the source has are a
+/// run-time error, as an index beyond its end.
+fn masked_scatter(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let [x, mask, source] = c.tensors_named(["self", "mask", "source"])?;
+    let mask = c.cast(mask, DType::Bool)?;
+    let shapes = [c.shape(x), c.shape(mask)];
+    let shapes: Vec<&[Dim]> = shapes.iter().map(Vec::as_slice).collect();
+    let shape = symmc_ir::infer::broadcast_shapes(&shapes).map_err(RuleFailure::Invalid)?;
+    let x = c.expand(x, shape.clone())?;
+    let mask = c.expand(mask, shape.clone())?;
+    let source = c.reshape(source, vec![c.ty(source).numel()])?;
+    if c.extent(source, 0).as_const() == Some(0) {
+        return Ok(x);
+    }
+    let positions = true_elements_before(c, mask)?;
+    c.formula([x, mask, source, positions], |[x, mask, source, positions]| {
+        mask.select(source.take(0, positions).reshape(shape), x)
+    })
+}
+
+/// The gradient of the source: the elements of the gradient where the mask is true, followed by zeros.
+fn masked_scatter_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let [gradient, mask] = c.tensors_named(["grad_output", "mask"])?;
+    let sizes = c.dims("sizes")?;
+    let mask = c.cast(mask, DType::Bool)?;
+    let shape = c.shape(gradient);
+    let mask = c.expand(mask, shape)?;
+    let positions = true_elements_before(c, mask)?;
+    let kept = c.formula([gradient, mask], |[gradient, mask]| mask.select(gradient, 0))?;
+    let kept = c.reshape(kept, vec![c.ty(kept).numel()])?;
+    let zeros = c.full(Scalar::Int(0), c.dtype(gradient), vec![extent_product(&sizes)])?;
+    let op = Op::IndexPut { axis: 0, accumulate: true };
+    let y = c.emit("index_put", op, &[zeros, kept, positions])?;
+    c.reshape(y, sizes)
 }
 
 /// Stores one value wherever a mask over the leading axes is true.

@@ -1,11 +1,11 @@
-//! Views by strides: diagonals, windows along an axis, and elements at any strides.
+//! Views by strides and their inverses: diagonals, windows along an axis, and elements at any strides.
 //!
 //! If extents are known, or windows are adjacent, the results are views in the graph as well. Otherwise they
 //! are read by index. The graph then does not show that PyTorch has them in the memory of the operand, which
 //! [`aliasing::note_alias`] records.
 
-use symmc_import::{Emit, EmitFormulas, invalid_if, unsupported, unsupported_if};
-use symmc_ir::{BinaryOp, DType, Dim, Op, ValueId};
+use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported, unsupported_if};
+use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, TensorType, ValueId};
 
 use super::{RuleRow, row};
 use crate::aliasing;
@@ -14,6 +14,7 @@ use crate::lower::EmitResult;
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.diagonal aten.diagonal_copy", "permute, reshape, slice; index where extents vary", diagonal),
+    row("aten.diag_embed aten.diag_embed_copy", "pad, select, permute", diag_embed),
     row("aten.unfold aten.unfold_copy", "slice, reshape, permute; take where windows overlap", unfold),
     row("aten.as_strided aten.as_strided_copy", "slice, reshape, permute, expand; take", as_strided),
 ];
@@ -48,6 +49,43 @@ fn diagonal(c: &mut OpCall<'_, '_>) -> EmitResult {
     let y = c.emit("index", Op::Index { axis: rank - 2 }, &[x, rows, columns])?;
     aliasing::note_alias(c, y, x);
     Ok(y)
+}
+
+/// Matrices whose diagonal is the last axis of `x`, on two new axes.
+fn diag_embed(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
+    let rank = c.rank(x) + 1;
+    let offset = c.int_or("offset", 0)?;
+    let first = c.axis_within(c.int_or("dim1", -2)?, rank)?;
+    let second = c.axis_within(c.int_or("dim2", -1)?, rank)?;
+    invalid_if!(first == second, "expected two distinct axes, found {first} and {second}");
+    let mut shape = c.shape(x);
+    let Some(n) = shape.pop() else {
+        return invalid!("expected a tensor with an axis, found none");
+    };
+    let size = n + Dim::from(offset.saturating_abs());
+    // The elements by rows: the first ones lie below, if the diagonal does.
+    let mut low = vec![Dim::from(0); rank - 1];
+    low[rank - 2] = offset.min(0).saturating_neg().into();
+    let rows = [shape.as_slice(), std::slice::from_ref(&size)].concat();
+    let ty = TensorType::new(c.dtype(x), rows);
+    let value = Scalar::Int(0).convert_to(ty.dtype);
+    let rows = if offset == 0 { x } else { c.emit_as("pad", Op::Pad { low, value }, &[x], ty)? };
+    let rows = c.unsqueeze(rows, rank - 1)?;
+    let is_diagonal = c.compare_positions((size.clone(), size), BinaryOp::Eq, &offset.into())?;
+    let y = c.formula([is_diagonal, rows], |[is_diagonal, rows]| is_diagonal.select(rows, 0))?;
+    let mut others = 0..rank - 2;
+    let mut perm = Vec::with_capacity(rank);
+    for axis in 0..rank {
+        perm.push(if axis == first {
+            rank - 2
+        } else if axis == second {
+            rank - 1
+        } else {
+            others.next().unwrap_or(0)
+        });
+    }
+    c.permute(y, perm)
 }
 
 /// `result[.., i, .., j]` is `x[.., i * step + j, ..]`.

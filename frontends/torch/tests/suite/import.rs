@@ -263,7 +263,11 @@ fn symbolic_floats_stand_where_numbers_stand() {
         .output("y");
     let imported = unknown.import().unwrap();
     let notes = imported.notes.join("; ");
-    assert!(notes.contains("aten.mul.Tensor stays opaque") && notes.contains("Symbol('zuf0')"), "{notes}");
+    assert!(
+        notes.contains("stay opaque, so the program does not run: aten.mul.Tensor (node `y`)")
+            && notes.contains("Symbol('zuf0')"),
+        "{notes}"
+    );
 }
 
 #[test]
@@ -389,7 +393,8 @@ fn an_unknown_op_is_opaque_with_its_declared_results() {
     assert_eq!((&node.op, node.outputs.len()), (&expected, 2));
     assert_eq!(
         imported.notes,
-        ["mylib.mystery.default stays opaque (1 node): this operator is not supported"]
+        ["these operators stay opaque, so the program does not run: \
+          mylib.mystery.default (node `y`): this operator is not supported"]
     );
 }
 
@@ -488,6 +493,46 @@ fn wrapped_graphs_take_the_place_of_their_wrapper() {
     inputs.push(json!({"name": "wrapped_func", "arg": {"as_graph": {"name": "g", "graph": graph}}}));
     inputs.push(json!({"name": "", "arg": {"as_tensor": {"name": "x"}}}));
     assert_eq!(run(&fake, &[&[1.0, 2.0]]), [[3.0, 5.0]]);
+}
+
+/// A call of a wrapper with graphs of one node each, on `x`. The result of each graph is `z`.
+fn wrapper(op: &str, arguments: &str, result: &str, graphs: &[(&str, &str, &str)]) -> Fake {
+    let mut fake = Fake::new().input("x", "f32[2]").node(op, arguments, &[("y", result)]).output("y");
+    let inputs = fake.nodes[0]["inputs"].as_array_mut().unwrap();
+    for (target, arguments, result) in graphs {
+        let inner = Fake::new().input("x", "f32[2]").node(target, arguments, &[("z", result)]).output("z");
+        let mut graph = inner.program()["graph_module"]["graph"].clone();
+        graph["outputs"] = json!([{"as_tensor": {"name": "z"}}]);
+        inputs.push(json!({"name": "graph", "arg": {"as_graph": {"name": "g", "graph": graph}}}));
+    }
+    inputs.push(json!({"name": "", "arg": {"as_tensor": {"name": "x"}}}));
+    fake
+}
+
+#[test]
+fn operands_within_autocast_get_the_declared_dtype() {
+    let call = "higher_order.wrap_with_autocast";
+    let arguments = "device_type='cpu' dtype=:bf16 enabled=true cache_enabled=false";
+    let product = ("aten.mul.Tensor", "self=%x other=%x", "bf16[2]");
+    let fake = wrapper(call, arguments, "bf16[2]", &[product]);
+    // 1.0039 is 1 in bf16.
+    assert_eq!(run(&fake, &[&[1.003_906_25, 3.0]]), [[1.0, 9.0]]);
+    let same = ("aten.relu.default", "self=%x", "f32[2]");
+    let fake = wrapper(call, arguments, "f32[2]", &[same]);
+    assert_eq!(run(&fake, &[&[1.003_906_25, -3.0]]), [[1.003_906_25, 0.0]]);
+    // Nothing is converted if autocast is off.
+    let off = arguments.replace("enabled=true cache", "enabled=false cache");
+    let fake = wrapper(call, &off, "bf16[2]", &[product]);
+    assert!(fake.error().contains("bf16[2]"), "{}", fake.error());
+}
+
+#[test]
+fn branches_by_constants_are_taken() {
+    let branches = [("aten.neg.default", "self=%x", "f32[2]"), ("aten.abs.default", "self=%x", "f32[2]")];
+    for (pred, expected) in [("true", [-1.0, 2.0]), ("false", [1.0, 2.0])] {
+        let fake = wrapper("higher_order.cond", &format!("pred={pred}"), "f32[2]", &branches);
+        assert_eq!(run(&fake, &[&[1.0, -2.0]]), [expected], "{pred}");
+    }
 }
 
 // Groups and collectives.

@@ -3,8 +3,10 @@
 // Each test module uses only a part of this one.
 #![allow(dead_code)]
 
+use std::sync::Arc;
+
 use prost::Message;
-use symmc_ir::{DType, Tensor};
+use symmc_ir::{DType, InputKind, SymbolBindings, Tensor};
 use symmc_onnx::proto::{self, attribute_type as kind};
 use symmc_onnx::{ImportError, ImportOptions, ImportOutput, ModelSource, import};
 
@@ -69,14 +71,23 @@ pub fn stored(name: &str, tensor: &Tensor) -> proto::TensorProto {
     }
 }
 
-/// An attribute: `1`, `0.5`, `'text'`, `[1,2]` or `{f32[1]: 2}`.
+/// An attribute: `1`, `0.5`, `'text'`, `[1,2]`, `[0.5]`, `['text']` or `{f32[1]: 2}`.
 pub fn attribute(name: &str, text: &str) -> proto::AttributeProto {
     let mut a = proto::AttributeProto { name: name.into(), ..proto::AttributeProto::default() };
     if let Some(text) = text.strip_prefix('\'') {
         (a.r#type, a.s) = (kind::STRING, text.trim_end_matches('\'').as_bytes().to_vec().into());
     } else if let Some(list) = text.strip_prefix('[') {
-        let items = list.trim_end_matches(']').split(',').filter(|i| !i.is_empty());
-        (a.r#type, a.ints) = (kind::INTS, items.map(|i| i.parse().expect("an integer")).collect());
+        let items: Vec<&str> = list.trim_end_matches(']').split(',').filter(|i| !i.is_empty()).collect();
+        if items.iter().any(|i| i.starts_with('\'')) {
+            let texts = items.iter().map(|i| i.trim_matches('\'').as_bytes().to_vec().into());
+            (a.r#type, a.strings) = (kind::STRINGS, texts.collect());
+        } else if items.iter().any(|i| i.contains('.')) {
+            let floats = items.iter().map(|i| i.parse().expect("a number"));
+            (a.r#type, a.floats) = (kind::FLOATS, floats.collect());
+        } else {
+            let ints = items.iter().map(|i| i.parse().expect("an integer"));
+            (a.r#type, a.ints) = (kind::INTS, ints.collect());
+        }
     } else if let Some(constant) = text.strip_prefix('{') {
         let (ty, numbers) = constant.trim_end_matches('}').split_once(':').expect("a type and numbers");
         let numbers: Vec<f64> = numbers.split_whitespace().map(|n| n.parse().expect("a number")).collect();
@@ -199,4 +210,40 @@ impl Fake {
             Err(e) => e.to_string(),
         }
     }
+}
+
+/// A graph attribute with these nodes and stored tensors, and the result `b`.
+pub fn branch(
+    name: &str,
+    nodes: Vec<proto::NodeProto>,
+    initializer: Vec<proto::TensorProto>,
+) -> proto::AttributeProto {
+    let graph = proto::GraphProto {
+        node: nodes,
+        initializer,
+        output: vec![value("b", "f32[2]")],
+        ..proto::GraphProto::default()
+    };
+    proto::AttributeProto {
+        name: name.into(),
+        r#type: proto::attribute_type::GRAPH,
+        g: Some(Box::new(graph)),
+        ..proto::AttributeProto::default()
+    }
+}
+
+/// The results of a program of these arguments at these sizes.
+pub fn run(fake: &Fake, sizes: &[i64], arguments: &[Tensor]) -> Vec<Vec<f64>> {
+    let graph = fake.import().unwrap_or_else(|e| panic!("{e}")).graph;
+    let mut bindings = SymbolBindings::new();
+    for (symbol, size) in graph.symbols.keys().zip(sizes) {
+        bindings.set(symbol, *size);
+    }
+    let mut arguments = arguments.iter().cloned().map(Arc::new);
+    let inputs = graph.inputs.values().map(|input| match input.kind {
+        InputKind::Argument => arguments.next().expect("an argument"),
+        _ => input.data.clone().expect("a constant"),
+    });
+    let results = symmc_ir::interp::run(&graph, &bindings, &[inputs.collect()]).expect("results");
+    results[0].iter().map(Tensor::to_f64).collect()
 }
