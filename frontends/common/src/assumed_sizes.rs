@@ -38,8 +38,8 @@ pub struct ExtentFailure<'e> {
     pub symbols: &'e MentionedSymbols,
 }
 
-/// Lowers the bounds of symbols to the largest power of two with which no value has more than 16 GiB, or to 1. No bound
-/// becomes larger, or less than the minimum of its symbol. Returns the assumptions.
+/// Lowers the bounds of symbols to the largest power of two with which no value has more than 16 GiB, or to 1, unless all values fit
+/// already. No bound becomes larger, or less than the minimum of its symbol. Returns the assumptions.
 pub fn bound_open_sizes(graph: &mut Graph, open: &[String]) -> Vec<SizeAssumption> {
     let is_open = |name: &String| open.contains(name);
     let ids: Vec<_> = graph.symbols.iter().filter(|(_, s)| is_open(&s.name)).map(|(id, _)| id).collect();
@@ -53,7 +53,8 @@ pub fn bound_open_sizes(graph: &mut Graph, open: &[String]) -> Vec<SizeAssumptio
         shapes.iter().all(|(elements, size)| elements.upper_bound(symbols) <= MAX_ASSUMED_BYTES / size)
     };
     let largest = ids.iter().map(|&id| graph.symbols[id].max).max().unwrap_or(1).max(1);
-    for exponent in (0..=largest.ilog2()).rev() {
+    let exponents = if fits(&graph.symbols) { 0..0 } else { 0..largest.ilog2() + 1 };
+    for exponent in exponents.rev() {
         let mut symbols = graph.symbols.clone();
         for &id in &ids {
             let symbol = &mut symbols[id];

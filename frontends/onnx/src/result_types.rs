@@ -61,7 +61,6 @@ const SAME_BATCH: &[&str] = &[
     "DFT",
     "DeformConv",
     "GlobalAveragePool",
-    "GlobalLpPool",
     "GlobalMaxPool",
     "GridSample",
     "LpPool",
