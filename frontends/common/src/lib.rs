@@ -14,6 +14,7 @@ pub mod failure;
 pub mod formula;
 pub mod functions;
 pub mod fuzz;
+pub mod grid_sampling;
 pub mod normalize;
 pub mod padding;
 pub mod pooling;

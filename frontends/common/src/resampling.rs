@@ -260,7 +260,7 @@ fn far_weight<E>(d: Term<'_, E>, a: f64) -> Term<'_, E> {
 
 /// The weights of Keys' cubic convolution, for the elements from the one before the lower neighbour on. `t` is the
 /// distance to the lower neighbour.
-fn cubic_weights<E>(t: Term<'_, E>, a: f64) -> Vec<Term<'_, E>> {
+pub(crate) fn cubic_weights<E>(t: Term<'_, E>, a: f64) -> Vec<Term<'_, E>> {
     let rest = 1.0 - t;
     vec![far_weight(t + 1.0, a), near_weight(t, a), near_weight(rest, a), far_weight(rest + 1.0, a)]
 }

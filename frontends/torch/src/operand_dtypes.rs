@@ -81,7 +81,7 @@ const REQUIREMENT_ROWS: &[(&str, &[DtypeRequirement])] = &[
          aten.conv_transpose3d aten.convolution aten._convolution",
         &[Same(&["input", "weight", "bias"])],
     ),
-    ("aten.grid_sampler aten.grid_sampler_2d", &[Same(&["input", "grid"])]),
+    ("aten.grid_sampler aten.grid_sampler_2d aten.grid_sampler_3d", &[Same(&["input", "grid"])]),
     ("aten._weight_norm aten._weight_norm_interface", &[Same(&["v", "g"])]),
     (
         "aten.batch_norm aten.native_batch_norm aten._native_batch_norm_legit aten._native_batch_norm_legit_functional \

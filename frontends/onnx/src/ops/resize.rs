@@ -1,5 +1,6 @@
 //! Resampling of axes. See [`symmc_import::resampling`].
 
+use symmc_import::grid_sampling::{GridConvention, GridFilter, GridPadding, GridSampling, sample_grid};
 use symmc_import::resampling::{
     AxisResampling, CoordinateTransform, PositionRounding, Resampling, ResamplingFilter, ResamplingStep,
     resample,
@@ -14,7 +15,11 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("Resize", 19, "reshape, expand; take, mul, add", resize),
     row("Upsample", 9, "reshape, expand; take, mul, add", upsample),
+    row("GridSample", 22, "gather, mul, add", grid_sample),
 ];
+
+/// The coefficient of cubic filters by default.
+const CUBIC_COEFFICIENT: f64 = -0.75;
 
 /// The size of an axis of the result.
 #[derive(Clone)]
@@ -110,7 +115,7 @@ fn resize_mode(c: &OpCall<'_, '_>) -> RuleResult<ResizeMode> {
         Some("ceil") => PositionRounding::Ceil,
         Some(other) => return invalid!("expected a mode of rounding as `nearest_mode`, found `{other}`"),
     };
-    let a = c.float_or("cubic_coeff_a", -0.75)?;
+    let a = c.float_or("cubic_coeff_a", CUBIC_COEFFICIENT)?;
     let filter = match c.opt_string("mode")? {
         None | Some("nearest") => ResamplingFilter::Nearest(rounding),
         Some("linear") => ResamplingFilter::Linear,
@@ -293,4 +298,23 @@ fn coordinate_transform(
         }
         other => return invalid!("expected a coordinate transformation of ONNX, found `{other}`"),
     })
+}
+
+/// The elements of the operand at the coordinates of a grid.
+fn grid_sample(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let [x, grid] = c.first_tensors()?;
+    let filter = match c.opt_string("mode")? {
+        None | Some("linear" | "bilinear") => GridFilter::Linear,
+        Some("nearest") => GridFilter::Nearest,
+        Some("cubic" | "bicubic") => GridFilter::Cubic(CUBIC_COEFFICIENT),
+        Some(other) => return invalid!("expected mode linear, nearest or cubic, found `{other}`"),
+    };
+    let padding = match c.opt_string("padding_mode")? {
+        None | Some("zeros") => GridPadding::Zeros,
+        Some("border") => GridPadding::Border,
+        Some("reflection") => GridPadding::Reflection,
+        Some(other) => return invalid!("expected padding_mode zeros, border or reflection, found `{other}`"),
+    };
+    let align_corners = c.flag("align_corners")?;
+    sample_grid(c, x, grid, GridSampling { convention: GridConvention::Onnx, filter, padding, align_corners })
 }

@@ -391,6 +391,22 @@ SIZES = [C([1, 1, 5, 2]), C([1, 1, 3, 7])]
 TRANSFORMS = ["half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "asymmetric"]
 
 
+GRID = f(-1.5, -0.9, -0.3, 0, 0.25, 0.8, 1, 1.2, -1, 1, 0.1, -0.4, shape=(1, 2, 3, 2))
+
+
+def grids():
+    """Cases of GridSample: all modes."""
+    out = []
+    for mode in ("linear", "nearest", "cubic"):
+        for padding in ("zeros", "border", "reflection"):
+            for align_corners in (0, 1):
+                attributes = {"mode": mode, "padding_mode": padding, "align_corners": align_corners}
+                out.append((20, "GridSample", attributes, [wave(1, 2, 3, 4), GRID]))
+    out.append((16, "GridSample", {"mode": "bicubic"}, [wave(1, 1, 3, 2), GRID]))
+    out.append((22, "GridSample", {}, [wave(1, 1, 2, 3, 2), f(-0.5, 0.2, 0.7, 1, -1, 1.1, shape=(1, 1, 1, 2, 3))]))
+    return out
+
+
 def resizes():
     """Cases of Resize: all modes, with scales and with sizes."""
     out = []
@@ -714,7 +730,7 @@ def line(version, op, attributes, operands, results=1):
 
 if __name__ == "__main__":
     print("# Written by ops.py: version, op and attributes | operands | results.")
-    for case in [*CASES, *recurrent(), *losses_and_moves(), *states(), *runtime_products(), *runtime_attention(), *resizes(), *extremes()]:
+    for case in [*CASES, *recurrent(), *losses_and_moves(), *states(), *runtime_products(), *runtime_attention(), *resizes(), *grids(), *extremes()]:
         try:
             print(line(*case))
         except Exception as error:  # Shows which case the evaluator refuses.

@@ -1,15 +1,16 @@
 //! Upsampling and sampling at given coordinates. See [`symmc_import::resampling`].
 
+use symmc_import::grid_sampling::{GridConvention, GridFilter, GridPadding, GridSampling, sample_grid};
 use symmc_import::resampling::{
     AxisResampling, CoordinateTransform, PositionRounding, Resampling, ResamplingFilter, ResamplingStep,
     resample, resample_gradient,
 };
-use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported, unsupported_if};
-use symmc_ir::{BinaryOp, DType, Dim, UnaryOp, ValueId};
+use symmc_import::{Emit, invalid, invalid_if, unsupported};
+use symmc_ir::{Dim, Scalar};
 
 use super::{RuleRow, row};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleResult, Term};
+use crate::lower::{EmitResult, RuleResult};
 use crate::schema::Argument;
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
@@ -48,7 +49,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.upsample_bicubic2d_backward", "matmul", |c| upsample_backward(c, CUBIC)),
     row("aten._upsample_bilinear2d_aa_backward", "matmul", |c| upsample_backward(c, LINEAR.antialiased())),
     row("aten._upsample_bicubic2d_aa_backward", "matmul", |c| upsample_backward(c, SMOOTH_CUBIC)),
-    row("aten.grid_sampler aten.grid_sampler_2d", "gather, mul, add", grid_sample),
+    row("aten.grid_sampler aten.grid_sampler_2d aten.grid_sampler_3d", "gather, mul, add", grid_sample),
 ];
 
 /// The coefficient of cubic filters, and that of cubic filters with antialiasing.
@@ -104,7 +105,7 @@ fn stated_scales(c: &OpCall<'_, '_>, n: usize) -> RuleResult<Vec<Option<f64>>> {
     let names: &[&str] = if n == 1 { &["scales"] } else { &["scales_d", "scales_h", "scales_w"] };
     let scales = names[names.len() - n..].iter().map(|name| c.opt_scalar(name));
     let scales = scales.collect::<RuleResult<Vec<_>>>()?;
-    Ok(scales.into_iter().map(|scale| scale.map(symmc_ir::Scalar::as_f64)).collect())
+    Ok(scales.into_iter().map(|scale| scale.map(Scalar::as_f64)).collect())
 }
 
 /// The resampling of the last axes of an operand of the shape `from` to these extents.
@@ -187,114 +188,26 @@ fn upsample_backward(c: &mut OpCall<'_, '_>, kind: UpsamplingKind) -> EmitResult
     resample_gradient(c, gradient, &shape, &axes, kind.resampling())
 }
 
-/// The position in pixels of a coordinate from -1 to 1.
-fn pixel_position<'f>(x: Term<'f>, extent: &Dim, align_corners: bool) -> Term<'f> {
-    if align_corners {
-        (x + 1.0).binary_dim(BinaryOp::Mul, &(extent.clone() - Dim::from(1))) * 0.5
-    } else {
-        ((x + 1.0).binary_dim(BinaryOp::Mul, extent) - 1.0) * 0.5
-    }
-}
-
-/// The elements of `[batch, channels, height, width]` at coordinates `[batch, rows, columns, 2]`, whose last axis has
-/// the column before the row.
+/// The elements of the operand at the coordinates of a grid.
 fn grid_sample(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let x = c.first_tensor()?;
-    let grid = c.tensor("grid")?;
-    let Ok([n, channels, height, width]) = <[Dim; 4]>::try_from(c.shape(x)) else {
-        return unsupported!("operands of {} axes are not supported", c.rank(x));
+    let [x, grid] = c.tensors_named(["input", "grid"])?;
+    let filter = match c.int("interpolation_mode")? {
+        0 => GridFilter::Linear,
+        1 => GridFilter::Nearest,
+        2 => GridFilter::Cubic(CUBIC_COEFFICIENT),
+        other => return invalid!("expected interpolation_mode 0, 1 or 2, found {other}"),
     };
-    let mode = c.int("interpolation_mode")?;
-    let padding = c.int("padding_mode")?;
+    let padding = match c.int("padding_mode")? {
+        0 => GridPadding::Zeros,
+        1 => GridPadding::Border,
+        2 => GridPadding::Reflection,
+        other => return invalid!("expected padding_mode 0, 1 or 2, found {other}"),
+    };
     let align_corners = c.bool_or("align_corners", false)?;
-    unsupported_if!(!(0..=1).contains(&mode), "interpolation_mode {mode} is not supported");
-    unsupported_if!(!(0..=1).contains(&padding), "padding_mode {padding} is not supported");
-    let dtype = c.dtype(x);
-    let (rows, columns) = match c.shape(grid).as_slice() {
-        [batch, rows, columns, two] if *batch == n && two.as_const() == Some(2) => {
-            (rows.clone(), columns.clone())
-        }
-        other => {
-            return invalid!("expected a grid of the extents [{n:?}, rows, columns, 2], found {other:?}");
-        }
-    };
-    let wide = dtype.compute_dtype();
-    let [column, row] = c.formulas([grid], |[grid]| {
-        let grid = grid.cast(wide);
-        let part =
-            |i: i64| grid.slice(3, i, 1).reshape(vec![n.clone(), 1.into(), rows.clone() * columns.clone()]);
-        [part(0), part(1)]
-    })?;
-    let plane = vec![n.clone(), channels.clone(), height.clone() * width.clone()];
-    let x = c.reshape(x, plane)?;
-    let x = c.cast(x, wide)?;
-    let position = |c: &mut OpCall<'_, '_>, at: ValueId, extent: &Dim| {
-        c.formula([at], |[at]| {
-            let at = pixel_position(at, extent, align_corners);
-            if padding == BORDER_MODE { limit_to_axis(at, extent) } else { at }
-        })
-    };
-    let row = position(c, row, &height)?;
-    let column = position(c, column, &width)?;
-    let steps: &[i64] = if mode == NEAREST_MODE { &[0] } else { &[0, 1] };
-    let mut sum = None;
-    for (&down, &right) in steps.iter().flat_map(|down| steps.iter().map(move |right| (down, right))) {
-        let part = c.formula([x, row, column], |[x, row, column]| {
-            let row = neighbour(row, down, mode);
-            let column = neighbour(column, right, mode);
-            let is_inside = is_within(row.position, &height) & is_within(column.position, &width);
-            let index = to_index(row.position, &height).binary_dim(BinaryOp::Mul, &width);
-            let index = index + to_index(column.position, &width);
-            let shape = vec![n.clone(), channels.clone(), rows.clone() * columns.clone()];
-            let elements = x.gather(2, index.expand(shape));
-            let weighted =
-                if mode == NEAREST_MODE { elements } else { elements * (row.weight * column.weight) };
-            is_inside.select(weighted, 0.0)
-        })?;
-        sum = Some(match sum {
-            Some(sum) => c.binary(BinaryOp::Add, sum, part)?,
-            None => part,
-        });
-    }
-    let Some(sum) = sum else { return invalid!("expected elements to sample, found none") };
-    let y = c.cast(sum, dtype)?;
-    c.reshape(y, vec![n, channels, rows, columns])
-}
-
-/// The interpolation mode of `grid_sampler` that takes the nearest element.
-const NEAREST_MODE: i64 = 1;
-
-/// The padding mode of `grid_sampler` that moves coordinates outside the operand to its border.
-const BORDER_MODE: i64 = 1;
-
-/// A position next to a coordinate, and its weight.
-struct Neighbour<'f> {
-    position: Term<'f>,
-    weight: Term<'f>,
-}
-
-/// The lower neighbour of a coordinate, or the upper one if `step` is 1, or the nearest position.
-fn neighbour(x: Term<'_>, step: i64, mode: i64) -> Neighbour<'_> {
-    if mode == NEAREST_MODE {
-        return Neighbour { position: x.unary(UnaryOp::Round), weight: x };
-    }
-    let lower = x.floor();
-    match step {
-        0 => Neighbour { position: lower, weight: 1.0 - (x - lower) },
-        _ => Neighbour { position: lower + 1.0, weight: x - lower },
-    }
-}
-
-fn is_within<'f>(position: Term<'f>, extent: &Dim) -> Term<'f> {
-    let is_before_end = position.map(|c, x| c.binary_dim(BinaryOp::Lt, x, extent));
-    position.ge(0.0) & is_before_end
-}
-
-/// A position limited to an axis, as an index.
-fn to_index<'f>(position: Term<'f>, extent: &Dim) -> Term<'f> {
-    limit_to_axis(position, extent).cast(DType::I64)
-}
-
-fn limit_to_axis<'f>(position: Term<'f>, extent: &Dim) -> Term<'f> {
-    position.max(0.0).binary_dim(BinaryOp::Min, &(extent.clone() - Dim::from(1)))
+    sample_grid(
+        c,
+        x,
+        grid,
+        GridSampling { convention: GridConvention::PyTorch, filter, padding, align_corners },
+    )
 }
