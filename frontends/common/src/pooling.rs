@@ -9,6 +9,9 @@ use crate::resampling::multiply_axis;
 use crate::windows::WindowGeometry;
 use crate::{invalid, invalid_if, unsupported, unsupported_if};
 
+/// The largest number of parts of an axis whose longest one is determined.
+const MAX_PARTS: i64 = 1 << 20;
+
 /// The number by which the sum of the elements of a window is divided.
 #[derive(Clone, Copy, Debug)]
 pub enum AverageDivisor {
@@ -281,6 +284,10 @@ pub fn adaptive_max_pool<C: Emit>(
     invalid_if!(
         extents.iter().chain(counts).any(|&extent| !(1..1 << 31).contains(&extent)),
         "expected axes and sizes of at least 1, found {extents:?} and {counts:?}"
+    );
+    unsupported_if!(
+        counts.iter().any(|&count| count > MAX_PARTS),
+        "more than {MAX_PARTS} parts of an axis are not supported, found {counts:?}"
     );
     // All parts have the length of the longest. Elements after the end of a part repeat its last one.
     let lengths = extents.iter().zip(counts).map(|(&extent, &count)| {
