@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported};
-use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor};
+use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, Tensor};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
@@ -105,13 +105,42 @@ fn constant(c: &mut OpCall<'_, '_>) -> RuleResult {
     Ok(())
 }
 
+/// The integer in a float operand, if it is a constant or converted from an extent.
+fn integer_as_float(c: &mut OpCall<'_, '_>, i: usize) -> RuleResult<Option<Dim>> {
+    if let Some(number) = c.scalar(i)?.map(Scalar::as_f64) {
+        let is_integer = number.fract() == 0.0 && number.abs() < f64::from(1 << 24);
+        return Ok(is_integer.then(|| Dim::from(number as i64)));
+    }
+    let value = c.tensor(i)?;
+    let graph = c.builder().graph();
+    let mut source = value;
+    // Extents are elements of an iota ([`Emit::emit_dim`]).
+    while let Some((Op::Cast | Op::Reshape, &[x])) = graph.definition(source)
+        && matches!(graph.ty(source).dtype, DType::F32 | DType::F64 | DType::I64)
+    {
+        source = x;
+    }
+    let Some((Op::Slice { axis: 0, start: index, .. }, &[x])) = graph.definition(source) else {
+        return Ok(None);
+    };
+    let Some((Op::Iota { start, step: 1 }, _)) = graph.definition(x) else { return Ok(None) };
+    let is_number = graph.ty(source).numel().as_const() == Some(1);
+    Ok(is_number.then(|| index.clone() + Dim::from(*start)))
+}
+
 /// A range of floats with constant bounds: `max(ceil((end - start) / step), 0)` elements.
 fn float_range(c: &mut OpCall<'_, '_>, dtype: DType) -> EmitResult {
     let start = c.scalar(0)?.map(Scalar::as_f64);
     let end = c.scalar(1)?.map(Scalar::as_f64);
     let step = c.scalar(2)?.map(Scalar::as_f64);
     let (Some(start), Some(end), Some(step)) = (start, end, step) else {
-        return unsupported!("the bounds are floats and not constants");
+        let bounds = [integer_as_float(c, 0)?, integer_as_float(c, 1)?, integer_as_float(c, 2)?];
+        return match bounds {
+            [Some(start), Some(end), Some(step)] if step.as_const().is_some_and(|step| step != 0) => {
+                c.range(&start, &end, step.as_const().unwrap_or(1), dtype)
+            }
+            _ => unsupported!("the bounds are floats and neither constants nor extents"),
+        };
     };
     let count = ((end - start) / step).ceil();
     // A NaN is not contained in any range.

@@ -72,6 +72,20 @@ fn comparisons_of_extents_choose() {
 }
 
 #[test]
+fn ranges_of_floats_end_at_extents() {
+    let fake = Fake::new(18)
+        .input("x", "f32[batch,seq]")
+        .stored("zero", "f32[]", &[0.0])
+        .stored("one", "f32[]", &[1.0])
+        .node("Shape start=1 end=2", &["x"], &["n1"])
+        .node("Squeeze", &["n1"], &["n"])
+        .node("Cast to=1", &["n"], &["end"])
+        .node("Range", &["zero", "end", "one"], &["y"])
+        .output("y");
+    assert!(body(&fake).contains(&"%y: f32[seq] = iota start=0 step=1".to_string()), "{}", fake.text());
+}
+
+#[test]
 fn positions_up_to_an_extent_are_an_iota() {
     let fake = Fake::new(18)
         .input("x", "f32[batch,seq]")
