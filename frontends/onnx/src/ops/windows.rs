@@ -86,6 +86,12 @@ fn placed_windows(
                 axis.span(),
                 axis.stride
             );
+            // ONNX counts the padding with the dilation, and ONNX Runtime without it.
+            unsupported_if!(
+                is_pooling && axis.dilation > 1,
+                "auto_pad of pooling with dilations is not supported, found {}",
+                axis.dilation
+            );
             axis.pad_by_total(c, total, is_more_after);
         }
     }
@@ -152,6 +158,13 @@ fn transposed_convolution(c: &mut OpCall<'_, '_>) -> EmitResult {
         };
         (axis.padding_before, axis.padding_after) = (0.into(), 0.into());
         let total = axis.covered_extent(&count, further[i]) - extent.clone();
+        // ONNX states the extents, and ONNX Runtime leaves out the elements that no window covers.
+        unsupported_if!(
+            stated.is_none() && c.dim_bounds(&total).0 < 0,
+            "auto_pad of a window that is smaller than the stride is not supported, found {} and {}",
+            axis.span(),
+            axis.stride
+        );
         axis.pad_by_total(c, total, auto == AutoPadding::SameCount { is_more_after: true });
         extents.push(extent);
     }
