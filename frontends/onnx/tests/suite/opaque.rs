@@ -79,7 +79,7 @@ fn schemas_give_types_that_programs_do_not_declare() {
     for (op, expected) in [
         ("Bernoulli", "f32[n, 4, 6]"),
         ("com.microsoft::BiasAdd", "f32[n, 4, 6]"),
-        ("GlobalLpPool", "f32[n, y_1, y_2]"),
+        ("com.microsoft::NhwcConv", "f32[n, y_1, y_2]"),
         ("com.microsoft::MatMulBnb4 N=7", "f32[n, 4, 7]"),
         ("NonZero", "i64[3, y_1]"),
         ("DynamicQuantizeLinear", "u8[n, 4, 6]"),
