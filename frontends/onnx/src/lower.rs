@@ -126,6 +126,9 @@ impl<'p> ImportLowering<'p> {
     ) -> Result<Option<(DType, Vec<Option<Dim>>)>, FailureReason> {
         let error = |message: String| FailureReason::Value { value: name.into(), message };
         let Some(ty) = self.scope.declared.get(name) else { return Ok(None) };
+        if **ty == proto::TypeProto::default() {
+            return Ok(None);
+        }
         let Some(tensor) = &ty.tensor_type else {
             return Err(error("expected a tensor, found a sequence, a map or another type".into()));
         };

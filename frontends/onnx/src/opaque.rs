@@ -157,7 +157,7 @@ impl<'p> ImportLowering<'p> {
 
     /// The declared type of a result. The schema and new symbols complete it.
     fn result_type(&mut self, name: &'p str, by_schema: Option<PartialType>) -> RuleResult<TensorType> {
-        let declared = match self.scope.declared.get(name) {
+        let declared = match self.scope.declared.get(name).filter(|ty| ***ty != proto::TypeProto::default()) {
             Some(ty) => match &ty.tensor_type {
                 Some(tensor) => Some(tensor),
                 None => return unsupported!("its result `{name}` is no tensor"),

@@ -398,7 +398,7 @@ mod tests {
         let tensor = proto::TensorTypeProto { elem_type: 1, shape: Some(shape) };
         proto::ValueInfoProto {
             name: "x".into(),
-            r#type: Some(proto::TypeProto { tensor_type: Some(tensor) }),
+            r#type: Some(proto::TypeProto { tensor_type: Some(tensor), ..proto::TypeProto::default() }),
         }
     }
 
