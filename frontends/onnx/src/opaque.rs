@@ -185,7 +185,7 @@ impl<'p> ImportLowering<'p> {
             return unsupported!("the program declares {declared} for its result `{name}`");
         };
         let expected = expected.filter(|e| e.len() == rank).unwrap_or_else(|| vec![None; rank]);
-        let shape = self.symbols.resolve_result_extents(name, declared_shape, expected, &mut self.notes)?;
+        let shape = self.symbols.resolve_result_extents(name, declared_shape, expected)?;
         self.builder.graph_mut().symbols = self.symbols.table.clone();
         symmc_ir::dim::check_shape_complexity(&shape).map_err(RuleFailure::Invalid)?;
         Ok(TensorType::new(dtype, shape))
@@ -217,6 +217,14 @@ impl<'p> ImportLowering<'p> {
     pub fn report_unsupported(&mut self) -> Result<(), FailureReason> {
         if let Some(ops) = self.untyped.describe() {
             return Err(FailureReason::Unsupported(ops));
+        }
+        let assumed = &self.symbols.assumed_results;
+        if !assumed.is_empty() {
+            let bounds: Vec<String> = assumed.iter().map(|(name, bound)| format!("{name}={bound}")).collect();
+            self.notes.push(format!(
+                "extents of results of operators without support are not known; assuming at most {}",
+                bounds.join(" ")
+            ));
         }
         self.notes.extend(self.opaque.opaque_note());
         Ok(())

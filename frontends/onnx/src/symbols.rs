@@ -39,6 +39,8 @@ pub(crate) struct ProgramSymbols {
     max_extent: i64,
     /// Whether an extent of a result of an opaque op became a symbol.
     pub has_symbols_of_results: bool,
+    /// The extents of results of opaque ops that became symbols, with the bounds that are assumed for them.
+    pub assumed_results: Vec<(String, i64)>,
     /// The symbols for which neither the program nor the caller gives an upper bound.
     pub unbounded: Vec<String>,
 }
@@ -115,6 +117,7 @@ impl ProgramSymbols {
             of_results,
             max_extent,
             has_symbols_of_results: false,
+            assumed_results: Vec::new(),
             unbounded,
         })
     }
@@ -163,7 +166,6 @@ impl ProgramSymbols {
         value: &str,
         declared: Option<&proto::TensorShapeProto>,
         expected: Vec<Option<Dim>>,
-        notes: &mut Vec<String>,
     ) -> Result<Vec<Dim>, FailureReason> {
         let mut shape = Vec::with_capacity(expected.len());
         for (axis, expected) in expected.into_iter().enumerate() {
@@ -187,7 +189,7 @@ impl ProgramSymbols {
         for extent in shape {
             extents.push(match extent {
                 Ok(extent) => extent,
-                Err(name) => self.add_symbol_of_result(name, bound, notes)?,
+                Err(name) => self.add_symbol_of_result(name, bound)?,
             });
         }
         Ok(extents)
@@ -216,12 +218,7 @@ impl ProgramSymbols {
     }
 
     /// The symbol of an extent of this name. The first extent of the name adds it.
-    fn add_symbol_of_result(
-        &mut self,
-        name: String,
-        bound: i64,
-        notes: &mut Vec<String>,
-    ) -> Result<Dim, FailureReason> {
+    fn add_symbol_of_result(&mut self, name: String, bound: i64) -> Result<Dim, FailureReason> {
         if let Some(dim) = self.computed.get(&name) {
             return Ok(dim.clone());
         }
@@ -232,8 +229,8 @@ impl ProgramSymbols {
         let alias = Some(name.clone()).filter(|alias| *alias != shown);
         let declared = DeclaredSymbol { name: shown, alias, min: 0, max: None, recorded: None };
         let ResolvedSymbols { table, dims, unbounded } =
-            ranges::resolve_symbols(&[declared], &given, bound, notes)?;
-        self.unbounded.extend(unbounded);
+            ranges::resolve_symbols(&[declared], &given, bound, &mut Vec::new())?;
+        self.assumed_results.extend(unbounded.into_iter().map(|name| (name, bound)));
         self.has_symbols_of_results = true;
         // A symbol with one value is replaced by that constant.
         let dim = match (dims.first().and_then(Dim::as_const), table.values().next()) {
