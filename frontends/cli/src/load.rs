@@ -18,6 +18,9 @@ use crate::gpu;
 use crate::messages;
 use crate::units::format_count;
 
+/// The number of assumed sizes that a note lists.
+const SHOWN_ASSUMPTIONS: usize = 16;
+
 /// Opens a program that may run on `tensors`, with constraints of its symbols. Its number of ranks may be open.
 pub fn open_program(
     args: &ProgramArgs,
@@ -50,10 +53,14 @@ pub fn open_program(
         messages::note(note);
     }
     if !program.assumed_sizes.is_empty() {
-        let assumed =
-            program.assumed_sizes.iter().map(|(symbol, constraint)| format!(" --dim {symbol}={constraint}"));
+        let shown = program.assumed_sizes.iter().take(SHOWN_ASSUMPTIONS);
+        let assumed = shown.map(|(symbol, constraint)| format!(" --dim {symbol}={constraint}"));
+        let more = match program.assumed_sizes.len().saturating_sub(SHOWN_ASSUMPTIONS) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
         messages::note(&format!(
-            "the program leaves sizes open; this is assumed, and the same options state other sizes:{}",
+            "the program leaves sizes open; this is assumed, and the same options state other sizes:{}{more}",
             assumed.collect::<String>()
         ));
     }

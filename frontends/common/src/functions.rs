@@ -74,10 +74,11 @@ impl<E> Term<'_, E> {
         size.gt(LARGE).select(large, small) * self.sign()
     }
 
-    /// The inverse of the hyperbolic cosine.
+    /// The inverse of the hyperbolic cosine. Each of the roots is NaN below the domain; the product of their operands is
+    /// positive there.
     pub fn inverse_cosh(self) -> Self {
         let above = self - 1.0;
-        let small = (above + (above * 2.0 + above.square()).sqrt()).log1p();
+        let small = (above + above.sqrt() * (self + 1.0).sqrt()).log1p();
         self.gt(LARGE).select(self.log() + std::f64::consts::LN_2, small)
     }
 

@@ -31,6 +31,9 @@ pub(crate) const SUPPORTED: [(&str, &str); CONTROL_FLOW.len()] = [
     (CONTROL_FLOW[2], "(the nodes of all iterations), slice, concat"),
 ];
 
+/// The most attempts to lower nodes that run graphs. Each copies the program, so that it can be undone.
+const MAX_ATTEMPTS: usize = 2048;
+
 /// The most iterations of a loop that are inlined.
 const MAX_ITERATIONS: i64 = 1024;
 
@@ -425,6 +428,11 @@ impl<'p> ImportLowering<'p> {
 
     /// Undoes everything if the attempt fails. Every failure makes the node opaque.
     fn attempt(&mut self, lower: impl FnOnce(&mut Self) -> RuleResult) -> RuleResult {
+        self.attempts += 1;
+        unsupported_if!(
+            self.attempts > MAX_ATTEMPTS,
+            "more than {MAX_ATTEMPTS} nodes that run graphs are not supported"
+        );
         let snapshot = Snapshot {
             builder: self.builder.clone(),
             compositions: self.compositions.clone(),

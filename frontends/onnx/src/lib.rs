@@ -17,8 +17,8 @@
 //!   under PyTorch's names. Where the match is certain, a symbol gets its bounds. Otherwise it gets a range
 //!   that covers all candidates, or [`ImportOptions::max_extent`] bounds it, with a note. Callers constrain
 //!   symbols with [`ImportOptions::constraints`].
-//! - **Functions** of the model are inlined, and so are branches and loops ([`control_flow`]).
-//! - **Arguments that select branches** are taken for constants if their values are known ([`switches`]).
+//! - **Functions** of the model are inlined, and so are branches and loops (`control_flow`).
+//! - **Arguments that select branches** are taken for constants if their values are known (`switches`).
 //! - **Types.** Every result is checked against its declared type, if there is one.
 //! - **Unsupported ops** become opaque, with one note for all of them, if the program or the schema of the op
 //!   gives the number of axes of their results. Extents that neither gives are symbols.

@@ -63,6 +63,8 @@ pub(crate) struct ImportLowering<'p> {
     pub fixed_arguments: Vec<FixedArgument>,
     /// Whether a branch was taken because of its sizes at the upper ends.
     pub has_assumed_branches: bool,
+    /// The number of attempts to lower nodes that run graphs.
+    pub attempts: usize,
     pub nodes: usize,
     pub notes: Vec<String>,
 }
@@ -94,6 +96,7 @@ impl<'p> ImportLowering<'p> {
             argument_values: ArgumentValues::default(),
             fixed_arguments: Vec::new(),
             has_assumed_branches: false,
+            attempts: 0,
             nodes: 0,
             notes: Vec::new(),
         }
@@ -123,6 +126,9 @@ impl<'p> ImportLowering<'p> {
     ) -> Result<Option<(DType, Vec<Option<Dim>>)>, FailureReason> {
         let error = |message: String| FailureReason::Value { value: name.into(), message };
         let Some(ty) = self.scope.declared.get(name) else { return Ok(None) };
+        if **ty == proto::TypeProto::default() {
+            return Ok(None);
+        }
         let Some(tensor) = &ty.tensor_type else {
             return Err(error("expected a tensor, found a sequence, a map or another type".into()));
         };

@@ -157,7 +157,7 @@ impl<'p> ImportLowering<'p> {
 
     /// The declared type of a result. The schema and new symbols complete it.
     fn result_type(&mut self, name: &'p str, by_schema: Option<PartialType>) -> RuleResult<TensorType> {
-        let declared = match self.scope.declared.get(name) {
+        let declared = match self.scope.declared.get(name).filter(|ty| ***ty != proto::TypeProto::default()) {
             Some(ty) => match &ty.tensor_type {
                 Some(tensor) => Some(tensor),
                 None => return unsupported!("its result `{name}` is no tensor"),
@@ -185,7 +185,7 @@ impl<'p> ImportLowering<'p> {
             return unsupported!("the program declares {declared} for its result `{name}`");
         };
         let expected = expected.filter(|e| e.len() == rank).unwrap_or_else(|| vec![None; rank]);
-        let shape = self.symbols.resolve_result_extents(name, declared_shape, expected, &mut self.notes)?;
+        let shape = self.symbols.resolve_result_extents(name, declared_shape, expected)?;
         self.builder.graph_mut().symbols = self.symbols.table.clone();
         symmc_ir::dim::check_shape_complexity(&shape).map_err(RuleFailure::Invalid)?;
         Ok(TensorType::new(dtype, shape))

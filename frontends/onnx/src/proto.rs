@@ -156,12 +156,26 @@ pub struct ValueInfoProto {
     pub r#type: Option<TypeProto>,
 }
 
-/// A type. Without a tensor type it is a sequence, a map or another unsupported type.
+/// A type. One without any field says nothing.
 #[derive(Clone, PartialEq, Message)]
 pub struct TypeProto {
     #[prost(message, optional, tag = "1")]
     pub tensor_type: Option<TensorTypeProto>,
+    #[prost(message, optional, tag = "4")]
+    pub sequence_type: Option<OtherTypeProto>,
+    #[prost(message, optional, tag = "5")]
+    pub map_type: Option<OtherTypeProto>,
+    #[prost(message, optional, tag = "7")]
+    pub opaque_type: Option<OtherTypeProto>,
+    #[prost(message, optional, tag = "8")]
+    pub sparse_tensor_type: Option<OtherTypeProto>,
+    #[prost(message, optional, tag = "9")]
+    pub optional_type: Option<OtherTypeProto>,
 }
+
+/// A type that is not supported. Its fields are skipped.
+#[derive(Clone, PartialEq, Message)]
+pub struct OtherTypeProto {}
 
 #[derive(Clone, PartialEq, Message)]
 pub struct TensorTypeProto {

@@ -162,7 +162,6 @@ impl ProgramSymbols {
         value: &str,
         declared: Option<&proto::TensorShapeProto>,
         expected: Vec<Option<Dim>>,
-        notes: &mut Vec<String>,
     ) -> Result<Vec<Dim>, FailureReason> {
         let mut shape = Vec::with_capacity(expected.len());
         for (axis, expected) in expected.into_iter().enumerate() {
@@ -186,7 +185,7 @@ impl ProgramSymbols {
         for extent in shape {
             extents.push(match extent {
                 Ok(extent) => extent,
-                Err(name) => self.add_symbol_of_result(name, bound, notes)?,
+                Err(name) => self.add_symbol_of_result(name, bound)?,
             });
         }
         Ok(extents)
@@ -215,12 +214,7 @@ impl ProgramSymbols {
     }
 
     /// The symbol of an extent of this name. The first extent of the name adds it.
-    fn add_symbol_of_result(
-        &mut self,
-        name: String,
-        bound: i64,
-        notes: &mut Vec<String>,
-    ) -> Result<Dim, FailureReason> {
+    fn add_symbol_of_result(&mut self, name: String, bound: i64) -> Result<Dim, FailureReason> {
         if let Some(dim) = self.computed.get(&name) {
             return Ok(dim.clone());
         }
@@ -397,7 +391,7 @@ mod tests {
         let tensor = proto::TensorTypeProto { elem_type: 1, shape: Some(shape) };
         proto::ValueInfoProto {
             name: "x".into(),
-            r#type: Some(proto::TypeProto { tensor_type: Some(tensor) }),
+            r#type: Some(proto::TypeProto { tensor_type: Some(tensor), ..proto::TypeProto::default() }),
         }
     }
 

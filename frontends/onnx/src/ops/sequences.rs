@@ -1,10 +1,13 @@
 //! Sequences of tensors. They exist only at import.
 
+use std::sync::Arc;
+
 use symmc_import::{Emit, invalid, unsupported, unsupported_if};
-use symmc_ir::{Dim, ValueId};
+use symmc_ir::{DType, Dim, Tensor, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
+use crate::known_values::KnownValue;
 use crate::lower::{RuleFailure, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
@@ -13,6 +16,40 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         c.set_sequence(tensors);
         Ok(())
     }),
+    row_of_results("SequenceEmpty", 11, "(a sequence)", |c| {
+        // Elements have their own dtypes.
+        c.ignore(&["dtype"]);
+        c.set_sequence(Vec::new());
+        Ok(())
+    }),
+    row_of_results("SequenceInsert", 11, "(a sequence)", |c| {
+        let mut tensors = c.sequence(0)?;
+        let tensor = c.tensor(1)?;
+        let end = tensors.len();
+        let position = position(c, 2, end, end)?.unwrap_or(end);
+        tensors.insert(position, tensor);
+        c.set_sequence(tensors);
+        Ok(())
+    }),
+    row_of_results("SequenceErase", 11, "(a sequence)", |c| {
+        let mut tensors = c.sequence(0)?;
+        let Some(last) = tensors.len().checked_sub(1) else {
+            return invalid!("expected at least one element, found none");
+        };
+        let position = position(c, 1, last, tensors.len())?.unwrap_or(last);
+        tensors.remove(position);
+        c.set_sequence(tensors);
+        Ok(())
+    }),
+    row_of_results("SequenceLength", 11, "(a constant)", |c| {
+        let count = c.sequence(0)?.len() as i64;
+        set_constant(c, DType::I64, count)
+    }),
+    row_of_results("OptionalHasElement", 28, "(a constant)", |c| {
+        let is_present = c.operand_name(0).is_some();
+        set_constant(c, DType::Bool, i64::from(is_present))
+    }),
+    row_of_results("OptionalGetElement", 28, "(the element)", |c| c.forward_operand(0)),
     row_of_results("SplitToSequence", 24, "slice, reshape", split),
     row("SequenceAt", 11, "(an element)", |c| {
         let tensors = c.sequence(0)?;
@@ -39,6 +76,26 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         c.concat(&tensors, axis)
     }),
 ];
+
+/// A position of 0 to `last` in an optional operand. A negative one counts from `count`.
+fn position(c: &mut OpCall<'_, '_>, i: usize, last: usize, count: usize) -> RuleResult<Option<usize>> {
+    let Some(index) = c.opt_consts(i, "the position")?.and_then(|p| p.first().copied()) else {
+        return Ok(None);
+    };
+    let from_start = if index < 0 { index.saturating_add(count as i64) } else { index };
+    match usize::try_from(from_start).ok().filter(|position| *position <= last) {
+        Some(position) => Ok(Some(position)),
+        None => invalid!("expected a position from -{count} to {last}, found {index}"),
+    }
+}
+
+fn set_constant(c: &mut OpCall<'_, '_>, dtype: DType, number: i64) -> RuleResult {
+    let Some(data) = Tensor::from_i64(dtype, vec![], &[number]) else {
+        return invalid!("expected a number of {dtype}, found {number}");
+    };
+    c.set_known(0, KnownValue::Data(Arc::new(data)));
+    Ok(())
+}
 
 const MAX_PIECES: i64 = 4096;
 

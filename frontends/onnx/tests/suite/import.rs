@@ -3,7 +3,7 @@
 use symmc_ir::{DType, Graph, InputKind};
 use symmc_onnx::{ImportOptions, ModelSource, import, proto};
 
-use crate::common::{Fake, branch, node, stored, tensor};
+use crate::common::{Fake, branch, node, run, stored, tensor};
 
 /// The lines of a program after its header.
 fn body(fake: &Fake) -> Vec<String> {
@@ -514,6 +514,43 @@ fn norm_returns_the_sum_before_it() {
             "%y: f32[n, 4] = rms_norm %sum, %g axes=1 eps=0.01 round_first=true",
         ]
     );
+}
+
+#[test]
+fn sequences_grow_and_shrink() {
+    let fake = Fake::new(18)
+        .input("x", "f32[2]")
+        .input("y", "f32[2]")
+        .stored("first", "i64[]", &[0.0])
+        .stored("second", "i64[]", &[-2.0])
+        .node("SequenceEmpty", &[], &["s0"])
+        .node("SequenceInsert", &["s0", "x"], &["s1"])
+        .node("SequenceInsert", &["s1", "y", "first"], &["s2"])
+        .node("Neg", &["x"], &["z"])
+        .stored("third", "i64[]", &[-1.0])
+        // Before the last element.
+        .node("SequenceInsert", &["s2", "z", "third"], &["s3"])
+        .node("Identity", &["s3"], &["s4"])
+        .node("SequenceErase", &["s4", "second"], &["s5"])
+        .node("SequenceLength", &["s5"], &["n"])
+        .node("OptionalHasElement", &["x"], &["has"])
+        .node("OptionalGetElement", &["x"], &["own"])
+        .node("ConcatFromSequence axis=0", &["s5"], &["joined"])
+        .output("joined")
+        .output("n")
+        .output("has")
+        .output("own");
+    let arguments = [tensor("f32[2]", &[1.0, 2.0]), tensor("f32[2]", &[3.0, 4.0])];
+    let expected = [vec![3.0, 4.0, 1.0, 2.0], vec![2.0], vec![1.0], vec![1.0, 2.0]];
+    assert_eq!(run(&fake, &[], &arguments), expected);
+    let beyond = Fake::new(18)
+        .input("x", "f32[2]")
+        .stored("second", "i64[]", &[2.0])
+        .node("SequenceConstruct", &["x"], &["s"])
+        .node("SequenceInsert", &["s", "x", "second"], &["t"])
+        .node("ConcatFromSequence axis=0", &["t"], &["y"])
+        .output("y");
+    assert_error_contains(&beyond, "expected a position from -1 to 1, found 2");
 }
 
 #[test]

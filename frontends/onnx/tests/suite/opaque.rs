@@ -3,7 +3,7 @@
 use symmc_import::declared::display_type;
 use symmc_import::ranges::{SymbolConstraint, SymbolConstraints};
 use symmc_ir::Op;
-use symmc_onnx::{ImportOptions, import};
+use symmc_onnx::{ImportOptions, import, proto};
 
 use crate::common::Fake;
 
@@ -77,6 +77,7 @@ fn schemas_give_types_that_programs_do_not_declare() {
     for (op, expected) in [
         ("Bernoulli", "f32[n, 4, 6]"),
         ("com.microsoft::BiasAdd", "f32[n, 4, 6]"),
+        ("com.microsoft::NhwcConv", "f32[n, y_1, y_2]"),
         ("com.microsoft::MatMulBnb4 N=7", "f32[n, 4, 7]"),
         ("NonZero", "i64[3, y_1]"),
         ("DynamicQuantizeLinear", "u8[n, 4, 6]"),
@@ -84,6 +85,27 @@ fn schemas_give_types_that_programs_do_not_declare() {
     ] {
         assert_eq!(opaque_types(&unary(op)).0, [expected], "{op}");
     }
+}
+
+#[test]
+fn empty_declared_types_say_nothing() {
+    let with = |ty: proto::TypeProto| {
+        let mut fake = Fake::new(22)
+            .input("x", "f32[n,4]")
+            .node("Relu", &["x"], &["y"])
+            .node("Bernoulli", &["y"], &["z"])
+            .output("z");
+        for name in ["y", "z"] {
+            fake.graph()
+                .value_info
+                .push(proto::ValueInfoProto { name: name.into(), r#type: Some(ty.clone()) });
+        }
+        fake
+    };
+    assert_eq!(opaque_types(&with(proto::TypeProto::default())).0, ["f32[n, 4]"]);
+    let sequence = Some(proto::OtherTypeProto {});
+    let error = with(proto::TypeProto { sequence_type: sequence, ..proto::TypeProto::default() }).error();
+    assert!(error.contains("`y`: expected a tensor, found a sequence"), "{error}");
 }
 
 #[test]

@@ -516,7 +516,7 @@ def losses_and_moves():
         yield 13, op, {"ignore_index": -2}, [wave(2, 3), i(-2, 2)]
     yield 13, "SoftmaxCrossEntropyLoss", {}, [wave(2, 3), i(0, 2)], 2
     points = f(-30000.0, -4.5, -1e-5, 0.0, 1e-6, 0.5, 1.0, 3.0, 1e9, INF, NAN)
-    for op, values in (("Sinh", points[1:-3]), ("Cosh", points[1:-3]), ("Asinh", points), ("Acosh", points[6:]), ("Atanh", points[2:7])):
+    for op, values in (("Sinh", points[1:-3]), ("Cosh", points[1:-3]), ("Asinh", points), ("Acosh", np.append(points[6:], f(-1e5, -1e20, 0.9))), ("Atanh", points[2:7])):
         yield 22, op, {}, [values]
     yield 9, "Shrink", {}, [wave(6)]
     yield 9, "Shrink", {"lambd": 1.5, "bias": 0.5}, [wave(6)]

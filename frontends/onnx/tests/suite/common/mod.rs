@@ -50,7 +50,10 @@ pub fn value(name: &str, ty: &str) -> proto::ValueInfoProto {
     };
     let shape = Some(proto::TensorShapeProto { dim: dims.iter().map(dim).collect() });
     let tensor_type = Some(proto::TensorTypeProto { elem_type: code(dtype), shape });
-    proto::ValueInfoProto { name: name.into(), r#type: Some(proto::TypeProto { tensor_type }) }
+    proto::ValueInfoProto {
+        name: name.into(),
+        r#type: Some(proto::TypeProto { tensor_type, ..Default::default() }),
+    }
 }
 
 /// A tensor of these numbers.

@@ -174,14 +174,6 @@ def _atanh(x):
     return torch.copysign((2 * size / (1 - size)).log1p() / 2, x)
 
 
-def _masked_scatter(x, mask, source):
-    x, mask = torch.broadcast_tensors(x, mask)
-    if source.numel() == 0:
-        return x.clone()
-    places = (mask.reshape(-1).cumsum(0) - 1).clamp(min=0)
-    return torch.where(mask, source.reshape(-1)[places].view(x.shape), x)
-
-
 def _searched(bounds, x, *, out_int32=False, right=False, side=None, sorter=None):
     if sorter is not None:
         raise NotImplementedError("bounds in another order")
@@ -230,7 +222,6 @@ _DEFINITIONS = {
     "aten.asinh.default": _asinh,
     "aten.acosh.default": _acosh,
     "aten.atanh.default": _atanh,
-    "aten.masked_scatter.default": _masked_scatter,
     "aten.searchsorted.Tensor": _searched,
     "aten.gcd.default": _gcd,
     "aten.lcm.default": _lcm,
