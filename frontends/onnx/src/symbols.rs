@@ -225,7 +225,7 @@ impl ProgramSymbols {
         let alias = Some(name.clone()).filter(|alias| *alias != shown);
         let declared = DeclaredSymbol { name: shown, alias, min: 0, max: None, recorded: None };
         let ResolvedSymbols { table, dims, open } =
-            ranges::resolve_symbols(&[declared], &given, bound, notes)?;
+            ranges::resolve_symbols(&[declared], &given, bound, &mut Vec::new())?;
         self.open.extend(open);
         self.has_symbols_of_results = true;
         // A symbol with one value is replaced by that constant.

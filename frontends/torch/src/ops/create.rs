@@ -1,6 +1,6 @@
 //! Ops that create tensors: fills, ranges, triangles.
 
-use symmc_import::{Emit, EmitFormulas, invalid, unsupported};
+use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported};
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, Scalar, ValueId};
 
 use super::{RuleRow, row};
@@ -260,6 +260,7 @@ fn triangle_positions(c: &mut OpCall<'_, '_>, lower: bool) -> EmitResult {
     let (Some(n), Some(m)) = (rows.as_const(), columns.as_const()) else {
         return unsupported!("the positions of triangles of symbolic sizes are not supported");
     };
+    invalid_if!(n < 0 || m < 0, "expected sizes of 0 or more, found {n} by {m}");
     let total = n.checked_mul(m).filter(|total| *total <= symmc_ir::verify::MAX_EXTENT);
     let Some(total) = total else { return invalid!("expected fewer elements than {n} by {m}") };
     let within = |row: i64| {
