@@ -8,10 +8,10 @@ def command(symmc, program, tensors, ranks=1):
     return [symmc, "run", str(program), "--ranks", str(ranks), "--tensors", str(tensors), "--backend", "threads"]
 
 
-def run(symmc, program, tensors, ranks=1):
+def run(symmc, program, tensors, ranks=1, options=()):
     """What symmc makes of a program: `agreed`, `refused` or `wrong`, and its last words."""
     try:
-        done = subprocess.run(command(symmc, program, tensors, ranks), capture_output=True, text=True, timeout=120)
+        done = subprocess.run([*command(symmc, program, tensors, ranks), *options], capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
         return "wrong", "no end within 120 s"
     words = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or [""]

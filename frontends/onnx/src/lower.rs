@@ -67,6 +67,8 @@ pub(crate) struct ImportLowering<'p> {
     pub attempts: usize,
     pub nodes: usize,
     pub notes: Vec<String>,
+    /// The values whose declared shapes differ from those that their operators compute.
+    pub differing_shapes: Vec<String>,
 }
 
 impl<'p> ImportLowering<'p> {
@@ -99,6 +101,7 @@ impl<'p> ImportLowering<'p> {
             attempts: 0,
             nodes: 0,
             notes: Vec::new(),
+            differing_shapes: Vec::new(),
         }
     }
 
@@ -297,6 +300,8 @@ impl<'p> ImportLowering<'p> {
         }
     }
 
+    /// Fails if a value has another dtype than the program declares. Exporters leave declared shapes from before they changed a
+    /// graph, and runtimes compute with those of the operators: another shape is noted.
     pub fn check_declared(
         &mut self,
         node: &proto::NodeProto,
@@ -304,16 +309,18 @@ impl<'p> ImportLowering<'p> {
         found: &TensorType,
     ) -> Result<(), FailureReason> {
         let Some((dtype, dims)) = self.partial_declared_type(name)? else { return Ok(()) };
-        declared::check_declared_type(found, dtype, &dims, &self.symbols.table).map_err(|differ| {
-            FailureReason::Node {
-                node: node_label(node).to_string(),
-                op: display_name(node),
-                message: format!(
-                    "the program declares {} for `{name}`, found {}",
-                    differ.expected, differ.found
-                ),
+        if let Err(differ) = declared::check_declared_type(found, dtype, &dims, &self.symbols.table) {
+            let declared::TypeMismatch { expected, found: computed } = differ;
+            if dtype != found.dtype {
+                return Err(FailureReason::Node {
+                    node: node_label(node).to_string(),
+                    op: display_name(node),
+                    message: format!("the program declares {expected} for `{name}`, found {computed}"),
+                });
             }
-        })?;
+            self.differing_shapes.push(format!("{expected} for `{name}`, which is {computed}"));
+            return Ok(());
+        }
         let declared = self.scope.declared.get(name).and_then(|ty| ty.tensor_type.as_ref()?.shape.as_ref());
         if let Some(shape) = declared.filter(|_| !self.scratch) {
             self.symbols.record_extents(shape, &found.shape);

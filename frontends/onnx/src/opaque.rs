@@ -218,6 +218,15 @@ impl<'p> ImportLowering<'p> {
         if let Some(ops) = self.untyped.describe() {
             return Err(FailureReason::Unsupported(ops));
         }
+        if let [first, others @ ..] = self.differing_shapes.as_slice() {
+            let more = if others.is_empty() {
+                String::new()
+            } else {
+                format!(", and {} more such shapes", others.len())
+            };
+            self.notes
+                .push(format!("the program declares {first}{more}; the shapes of the operators are used"));
+        }
         self.notes.extend(self.opaque.opaque_note());
         Ok(())
     }

@@ -282,8 +282,15 @@ fn declared_types_are_held_against_results() {
     let wrong = |ty| {
         Fake::new(18).input("x", "f32[tokens,4]").declared("y", ty).node("Relu", &["x"], &["y"]).output("y")
     };
-    for ty in ["f32[tokens,5]", "f16[tokens,4]", "f32[tokens]"] {
-        assert_error_contains(&wrong(ty), "the program declares");
+    assert_error_contains(&wrong("f16[tokens,4]"), "the program declares f16[tokens, 4] for `y`, found f32");
+    for (ty, declared) in [("f32[tokens,5]", "f32[tokens, 5]"), ("f32[tokens]", "f32[tokens]")] {
+        let imported = wrong(ty).import().expect("the shape of the operator");
+        assert_eq!(
+            imported.notes,
+            [format!(
+                "the program declares {declared} for `y`, which is f32[tokens, 4]; the shapes of the operators are used"
+            )]
+        );
     }
     for ty in ["f32[tokens,4]", "f32[?,4]", "f32[other,4]", "f32[s7*2,4]"] {
         wrong(ty).import().unwrap_or_else(|e| panic!("{ty}: {e}"));
