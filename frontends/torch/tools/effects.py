@@ -114,7 +114,10 @@ def functional(target, schema, arguments):
         for other in order:
             if other == target or written(schemas[other]) or len(schemas[other].returns) != len(arguments):
                 continue
-            if signature(schemas[other]) in (signature(schema), signature(schema, arguments)):
+            # The operand of `dropout` is called `input`, that of `dropout_` is `self`.
+            own = signature(schemas[other])
+            renamed = sorted(("self" if name == "input" else name, kind) for name, kind in own)
+            if any(form in (signature(schema), signature(schema, arguments)) for form in (own, renamed)):
                 same = other.rsplit(".", 1)[1] == overload
                 return candidate if same else other.removeprefix(op)
     return "-"
