@@ -74,7 +74,7 @@ def attempt(symmc, case, folder, constants):
 
 
 # Floats that symmc needs as constants, by the names of their inputs.
-CONSTANT_FLOATS = {"scales", "roi"}
+CONSTANT_FLOATS = {"scales", "roi", "depth", "start", "limit", "delta"}
 
 
 def constant_inputs(case):

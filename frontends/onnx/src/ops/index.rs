@@ -2,7 +2,7 @@
 //! An index is therefore wrapped, unless the nodes that compute it show that it is never negative.
 
 use symmc_import::emit::extent_product;
-use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, ValueId};
 
 use super::{RuleRow, row, row_of_results};
@@ -50,7 +50,43 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("TensorScatter", 24, "scatter", tensor_scatter),
     row("ReverseSequence", 28, "gather", reverse_sequence),
     row("OneHot", 28, "eq with an iota, select", one_hot),
+    row("Compress", 11, "slice, concat", compress),
 ];
+
+/// The elements of an axis, or of all axes as one, where a constant condition holds. The elements after the condition are left out.
+fn compress(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let mut x = c.tensor(0)?;
+    let Some(condition) = c.constant_data(1)? else {
+        return unsupported!("the number of elements of the result depends on data");
+    };
+    let axis = match c.opt_int("axis")? {
+        Some(axis) => c.resolve_axis(axis, c.rank(x))?,
+        None => {
+            x = c.reshape(x, vec![c.ty(x).numel()])?;
+            0
+        }
+    };
+    let Some(n) = c.extent(x, axis).as_const() else {
+        return unsupported!("an axis of symbolic extent is not supported");
+    };
+    let is_kept = condition.to_f64();
+    invalid_if!(is_kept.len() as i64 > n, "expected at most {n} conditions, found {}", is_kept.len());
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for position in (0..is_kept.len()).filter(|&i| is_kept[i] != 0.0) {
+        match runs.last_mut() {
+            Some((start, len)) if *start + *len == position => *len += 1,
+            _ => runs.push((position, 1)),
+        }
+    }
+    unsupported_if!(runs.len() > MAX_RUNS, "more than {MAX_RUNS} separate slices are not supported");
+    let slices =
+        runs.into_iter().map(|(start, len)| c.slice(x, axis, (start as i64).into(), (len as i64).into(), 1));
+    let slices = slices.collect::<RuleResult<Vec<_>>>()?;
+    if slices.is_empty() { c.slice(x, axis, 0.into(), 0.into(), 1) } else { c.concat(&slices, axis) }
+}
+
+/// The most slices of one operand.
+const MAX_RUNS: usize = 1024;
 
 /// A gather at a constant index becomes a slice, which is a view.
 fn gather(c: &mut OpCall<'_, '_>) -> RuleResult {

@@ -13,6 +13,19 @@ use crate::lower::{EmitResult, RuleResult};
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("Softmax", 13, "softmax", |c| softmax(c, false)),
     row_of_results("LogSoftmax", 13, "log_softmax", |c| softmax(c, true)),
+    row("MeanVarianceNormalization", 13, "mean of squares, sqrt, div", |c| {
+        let x = c.tensor(0)?;
+        let rank = c.rank(x);
+        let axes = c.opt_attribute_ints("axes")?.unwrap_or(&[0, 2, 3]);
+        let mut axes = axes.iter().map(|&axis| c.resolve_axis(axis, rank)).collect::<RuleResult<Vec<_>>>()?;
+        axes.sort_unstable();
+        // The spread of equal numbers is 0.
+        c.formula([x], |[x]| {
+            let centered = x - x.mean(&axes, true);
+            let spread = centered.square().mean(&axes, true).sqrt();
+            centered / (spread + 1e-9)
+        })
+    }),
     row_of_results("LayerNormalization", 17, "layer_norm", |c| {
         let x = c.tensor(0)?;
         let weight = c.opt_tensor(1)?;

@@ -2,7 +2,7 @@
 
 use symmc_import::emit::extent_product;
 use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, unsupported};
-use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueId};
+use symmc_ir::{ArgOp, BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, TensorType, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
@@ -77,6 +77,14 @@ fn reduce_keeping_dtype(
     if axes.is_empty() {
         return Ok(x);
     }
+    if axes.iter().any(|&axis| c.extent(x, axis).as_const() == Some(0))
+        && let Some(least) = extreme_of_nothing(op, dtype)
+    {
+        let extents = c.shape(x).into_iter().enumerate();
+        let kept = extents.filter(|(axis, _)| keep || !axes.contains(axis));
+        let shape = kept.map(|(axis, n)| if axes.contains(&axis) { 1.into() } else { n }).collect();
+        return c.full(least, dtype, shape);
+    }
     let op = match (op, dtype) {
         (ReductionKind::Max, DType::Bool) => ReductionKind::Any,
         (ReductionKind::Min, DType::Bool) => ReductionKind::All,
@@ -113,9 +121,26 @@ fn log_sum_exp(c: &mut OpCall<'_, '_>) -> EmitResult {
         return Ok(x);
     }
     // Subtracting an infinite maximum from itself would give NaN.
-    c.formula([x], |[x]| {
-        let max = x.reduce(ReductionKind::Max, &axes, true);
-        x.log_sum_exp(max.is_infinite().select(0.0, max), &axes, keep)
+    let max = reduce_keeping_dtype(c, ReductionKind::Max, x, axes.clone(), true)?;
+    c.formula([x, max], |[x, max]| x.log_sum_exp(max.is_infinite().select(0.0, max), &axes, keep))
+}
+
+/// The largest or smallest of no elements: the number that any other replaces.
+fn extreme_of_nothing(op: ReductionKind, dtype: DType) -> Option<Scalar> {
+    let is_least = match op {
+        ReductionKind::Max => true,
+        ReductionKind::Min => false,
+        _ => return None,
+    };
+    let integer = |least: i64, greatest: i64| Scalar::Int(if is_least { least } else { greatest });
+    Some(match dtype {
+        DType::Bool => Scalar::Bool(!is_least),
+        DType::U8 => integer(0, u8::MAX.into()),
+        DType::I32 => integer(i32::MIN.into(), i32::MAX.into()),
+        DType::I64 => integer(i64::MIN, i64::MAX),
+        DType::F16 | DType::BF16 | DType::F32 | DType::F64 => {
+            Scalar::Float(FloatAttribute(if is_least { f64::NEG_INFINITY } else { f64::INFINITY }))
+        }
     })
 }
 

@@ -1,12 +1,13 @@
 //! Resampling of axes. See [`symmc_import::resampling`].
 
+use symmc_import::emit::extent_product;
 use symmc_import::grid_sampling::{GridConvention, GridFilter, GridPadding, GridSampling, sample_grid};
 use symmc_import::resampling::{
     AxisResampling, CoordinateTransform, PositionRounding, Resampling, ResamplingFilter, ResamplingStep,
     resample,
 };
-use symmc_import::{Emit, invalid, invalid_if, unsupported, unsupported_if};
-use symmc_ir::{Dim, ValueId};
+use symmc_import::{Emit, EmitFormulas, invalid, invalid_if, unsupported, unsupported_if};
+use symmc_ir::{Dim, Scalar, ValueId};
 
 use super::{RuleRow, row};
 use crate::call::OpCall;
@@ -15,6 +16,7 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("Resize", 19, "reshape, expand; take, mul, add", resize),
     row("Upsample", 9, "reshape, expand; take, mul, add", upsample),
+    row("AffineGrid", 20, "matmul", affine_grid),
     row("GridSample", 22, "gather, mul, add", grid_sample),
 ];
 
@@ -317,4 +319,47 @@ fn grid_sample(c: &mut OpCall<'_, '_>) -> EmitResult {
     };
     let align_corners = c.flag("align_corners")?;
     sample_grid(c, x, grid, GridSampling { convention: GridConvention::Onnx, filter, padding, align_corners })
+}
+
+/// The coordinates, from -1 to 1, of the elements of images of the sizes in operand 1, moved by affine maps.
+fn affine_grid(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let maps = c.tensor(0)?;
+    let dtype = c.dtype(maps);
+    let sizes = c.ints(1, "the sizes")?.dims;
+    let align_corners = c.flag("align_corners")?;
+    let (Some(batch), Some(spatial)) = (sizes.first(), sizes.get(2..).filter(|axes| !axes.is_empty())) else {
+        return invalid!("expected the sizes of a batch of images, found {} numbers", sizes.len());
+    };
+    let mut columns = Vec::new();
+    // The last axis is the first coordinate.
+    for (axis, extent) in spatial.iter().enumerate().rev() {
+        let Some(n) = extent.as_const() else {
+            return unsupported!("coordinates of images of symbolic sizes are not supported");
+        };
+        let positions = c.iota(extent.clone(), 0, 1, dtype.compute_dtype())?;
+        let mut shape = vec![Dim::from(1); spatial.len() + 1];
+        shape[axis] = extent.clone();
+        let mut whole = spatial.to_vec();
+        whole.push(1.into());
+        columns.push(c.formula([positions], |[i]| {
+            let coordinate = if align_corners {
+                i * (2.0 / (n - 1).max(1) as f64) - 1.0
+            } else {
+                (i * 2.0 + 1.0) / n as f64 - 1.0
+            };
+            coordinate.cast(dtype).reshape(shape).expand(whole)
+        })?);
+    }
+    let mut ones = spatial.to_vec();
+    ones.push(1.into());
+    columns.push(c.full(Scalar::Int(1), dtype, ones)?);
+    let grid = c.concat(&columns, spatial.len())?;
+    let points = extent_product(spatial);
+    let coordinates = i64::try_from(spatial.len()).unwrap_or(i64::MAX);
+    let mut shape = vec![batch.clone()];
+    shape.extend(spatial.iter().cloned().chain([Dim::from(coordinates)]));
+    c.formula([grid, maps], |[grid, maps]| {
+        let points = grid.reshape(vec![points, (coordinates + 1).into()]);
+        points.matmul(maps.permute(&[0, 2, 1])).reshape(shape)
+    })
 }

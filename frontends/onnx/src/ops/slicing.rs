@@ -1,7 +1,7 @@
 //! Slices, splits, concatenation, repetition, padding.
 
 use symmc_import::padding::{AxisPadding, PaddingMode, pad_with_elements, pad_with_number};
-use symmc_import::{Emit, RuleCall, invalid, invalid_if, unsupported};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported};
 use symmc_ir::{DType, Dim, FloatAttribute, Op, Scalar, ValueId};
 
 use super::{RuleRow, row, row_of_results};
@@ -233,11 +233,28 @@ fn pad(c: &mut OpCall<'_, '_>) -> EmitResult {
         return pad_with_elements(c, x, &paddings, mode);
     }
     let value = match (c.operand_name(2), c.scalar(2)?) {
-        (Some(_), None) => return unsupported!("the pad value depends on data"),
+        (Some(_), None) => {
+            let value = c.tensor(2)?;
+            let number = c.reshape(value, vec![])?;
+            return pad_with_value(c, x, &paddings, number);
+        }
         (_, Some(value)) => value,
         (None, None) => Scalar::Float(FloatAttribute(c.float_or("value", 0.0)?)),
     };
     pad_with_number(c, x, &paddings, value)
+}
+
+/// Pads with a number that depends on data.
+fn pad_with_value(
+    c: &mut OpCall<'_, '_>,
+    x: ValueId,
+    paddings: &[AxisPadding],
+    number: ValueId,
+) -> EmitResult {
+    let inside = c.full(Scalar::Int(1), DType::U8, c.shape(x))?;
+    let inside = pad_with_number(c, inside, paddings, Scalar::Int(0))?;
+    let padded = pad_with_number(c, x, paddings, Scalar::Int(0))?;
+    c.formula([inside, padded, number], |[inside, padded, number]| inside.ne(0).select(padded, number))
 }
 
 /// Crops or pads axes to the extents in operand 1. Of an odd difference, the end has one more.

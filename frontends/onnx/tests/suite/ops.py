@@ -60,6 +60,20 @@ def wave(*shape, dtype=np.float32):
 T = {"FLOAT": 1, "INT32": 6, "INT64": 7, "BOOL": 9, "FLOAT16": 10, "DOUBLE": 11}
 
 CASES = [
+    # Reductions of nothing, paddings by data, and grids.
+    (20, "ReduceMax", {"keepdims": 0}, [np.zeros((2, 0, 3), np.float32), C([1])]),
+    (20, "ReduceMin", {}, [np.zeros((2, 0), np.float32), C([1])]),
+    (20, "ReduceMax", {}, [np.zeros((0, 2), np.int32), C([0])]),
+    (18, "ReduceLogSumExp", {}, [np.zeros((2, 0, 2), np.float32), C([1])]),
+    (21, "Pad", {}, [ramp(2, 3), C([1, -1, 0, 2]), np.array(7.5, np.float32)]),
+    (20, "AffineGrid", {}, [ramp(2, 2, 3), C([2, 1, 3, 4])]),
+    (20, "AffineGrid", {"align_corners": 1}, [ramp(1, 3, 4), C([1, 2, 2, 1, 3])]),
+    (11, "Compress", {"axis": 0}, [ramp(3, 2), C([0, 1, 1], bool)]),
+    (11, "Compress", {"axis": -1}, [ramp(2, 4), C([1, 0, 1], bool)]),
+    (11, "Compress", {}, [ramp(3, 2), C([0, 1, 0, 0, 1], bool)]),
+    (11, "Compress", {}, [ramp(3, 2), C([0, 0], bool)]),
+    (13, "MeanVarianceNormalization", {}, [ramp(2, 2, 2, 2)]),
+    (9, "MeanVarianceNormalization", {"axes": [-1]}, [f(1, 2, 6, 3, 3, 3, shape=(2, 3))]),
     # Arithmetic.
     (20, "Add", {}, [ramp(2, 3), f(1, 2, 3)]),
     (20, "Sub", {}, [ramp(2, 3), C(2.0, np.float32)]),
