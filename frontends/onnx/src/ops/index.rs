@@ -50,7 +50,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("TensorScatter", 24, "scatter", tensor_scatter),
     row("ReverseSequence", 28, "gather", reverse_sequence),
     row("OneHot", 28, "eq with an iota, select", one_hot),
-    row("Compress", 11, "slice, concat", compress),
+    row("Compress", 28, "slice, concat", compress),
 ];
 
 /// The elements of an axis, or of all axes as one, where a constant condition holds. The elements after the condition are left out.

@@ -29,6 +29,11 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         if let Some(a) = axes.iter().flatten().find(|&&a| c.dim_bounds(&shape[a]).0 > 1) {
             return invalid!("expected an extent of 1 at axis {a}, found {}", c.display_dim(&shape[*a]));
         }
+        let is_open = |d: &Dim| d.as_const().is_none() && c.dim_bounds(d).0 <= 1 && c.dim_bounds(d).1 >= 1;
+        if let (None, Some(extent)) = (&axes, shape.iter().find(|d| is_open(d))) {
+            let extent = c.display_dim(extent);
+            return invalid!("expected an extent that is 1 for all sizes or for none, found {extent}");
+        }
         let kept_axes = shape.into_iter().enumerate().filter(|(a, extent)| match &axes {
             Some(axes) => !axes.contains(a),
             None => extent.as_const() != Some(1),

@@ -85,6 +85,17 @@ fn ranges_decide_what_shapes_compute() {
 }
 
 #[test]
+fn the_rank_of_a_result_does_not_depend_on_sizes() {
+    // Without axes, all axes of extent 1 are dropped: also a batch of one.
+    let fake = Fake::new(20).input("x", "f32[batch,1,4]").node("Squeeze", &["x"], &["y"]).output("y");
+    let imported = fake.import().expect("a batch of one");
+    assert_eq!(assumed(&imported), ["batch=1"]);
+    assert_eq!(imported.graph.ty(imported.graph.outputs[0].value).rank(), 1);
+    let imported = import_with_extents(&fake, &[("batch", "2..8")]).expect("no batch of one");
+    assert_eq!(imported.graph.ty(imported.graph.outputs[0].value).rank(), 2);
+}
+
+#[test]
 fn messages_have_the_names_of_the_program() {
     let has = |fake: &Fake, part: &str| {
         // No assumption helps a program with another error.
