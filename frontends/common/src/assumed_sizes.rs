@@ -128,12 +128,15 @@ where
     fn extend(&mut self, error: &E, assumed: &mut Vec<SizeAssumption>) -> Option<T> {
         let failure = (self.failure)(error)?;
         let (place, message) = (failure.place, failure.message);
-        for assumption in find_assumptions(&message, failure.symbols, self.given, assumed) {
+        let before = assumed.len();
+        for assumptions in find_assumptions(&message, failure.symbols, self.given, assumed) {
             if self.imports >= MAX_IMPORTS {
                 return None;
             }
-            let expected = message_with_assumption(&message, &assumption, failure.symbols);
-            assumed.push(assumption);
+            let same = Some(message.clone());
+            let expected =
+                assumptions.iter().fold(same, |text, a| message_with_assumption(&text?, a, failure.symbols));
+            assumed.extend(assumptions);
             match self.try_with(assumed) {
                 Ok(imported) => return Some(imported),
                 Err(next) => {
@@ -145,7 +148,7 @@ where
                     }
                 }
             }
-            assumed.pop();
+            assumed.truncate(before);
         }
         None
     }
@@ -164,6 +167,22 @@ fn message_with_assumption(
         }
         SymbolConstraint::Equals(_) => None,
     }
+}
+
+/// The pairs of different symbols that are extents at one place of two shapes of a message, counted from the last axis.
+fn symbols_at_one_place<'n>(message: &str, named: &[&'n str]) -> Vec<[&'n str; 2]> {
+    let lists = message.split('[').skip(1).filter_map(|rest| Some(rest.split_once(']')?.0));
+    let shapes: Vec<Vec<&str>> = lists.map(|list| list.split(", ").collect()).collect();
+    let symbol = |extent: &&str| named.iter().find(|name| *name == extent).copied();
+    let mut pairs = Vec::new();
+    for (i, first) in shapes.iter().enumerate() {
+        for second in &shapes[i + 1..] {
+            let places = first.iter().rev().zip(second.iter().rev());
+            let meeting = places.filter_map(|(a, b)| Some([symbol(a)?, symbol(b)?]));
+            pairs.extend(meeting.filter(|[a, b]| a != b));
+        }
+    }
+    pairs
 }
 
 fn is_word_character(c: char) -> bool {
@@ -186,7 +205,7 @@ fn find_assumptions(
     symbols: &MentionedSymbols,
     given: &SymbolConstraints,
     assumed: &[SizeAssumption],
-) -> Vec<SizeAssumption> {
+) -> Vec<Vec<SizeAssumption>> {
     let is_constrained =
         |name: &String| given.constraints.iter().chain(assumed).any(|(symbol, _)| symbol == name);
     let is_free = |name: &str| {
@@ -197,9 +216,10 @@ fn find_assumptions(
     let free: Vec<&str> = named.iter().copied().filter(|name| is_free(name)).collect();
     let sizes: CallSizes = symbols.recorded.iter().cloned().collect();
     let may_be = |name: &str, holds: &dyn Fn(i64) -> bool| sizes.get(name).is_none_or(|&size| holds(size));
-    let are_known = named.iter().all(|&name| sizes.contains_key(name));
+    // A symbol that the run has a size for stays in the program.
+    let is_set = |name: &str| given.run_sizes.iter().any(|(set, _)| set == name);
     let possible = |relations: Vec<SizeRelation>| {
-        let possible = relations.into_iter().filter(|relation| !are_known || relation.holds(&sizes));
+        let possible = relations.into_iter().filter(|r| r.may_hold(&sizes) && !is_set(&r.symbol));
         possible.map(|r| (r.symbol, SymbolConstraint::Equals(r.expression))).collect::<Vec<_>>()
     };
     let mut numbers: Vec<i64> = Vec::new();
@@ -214,6 +234,15 @@ fn find_assumptions(
     numbers.sort_unstable_by_key(|&number| Reverse(number));
     let has_any = |parts: &[&str]| parts.iter().any(|part| message.contains(part));
     let range = |min, max| SymbolConstraint::Range { min, max: Some(max) };
+    // Symbols at one place of two shapes are rather equal than others, and all of them at once.
+    let mut meeting: Vec<SizeAssumption> = Vec::new();
+    for pair in symbols_at_one_place(message, &named) {
+        for (symbol, equal) in possible(assumptions::equalities(&pair, &is_free)) {
+            if meeting.iter().all(|(other, _)| *other != symbol) {
+                meeting.push((symbol, equal));
+            }
+        }
+    }
     let mut out: Vec<SizeAssumption> = Vec::new();
     if has_any(&["min(", "div(", "mod("]) {
         for &name in &free {
@@ -227,6 +256,7 @@ fn find_assumptions(
             }
         }
     }
+    out.extend(meeting.iter().cloned());
     out.extend(possible(assumptions::equalities(&named, &is_free)));
     if has_any(&[" + ", " - "]) {
         let differences = numbers.iter().rev();
@@ -248,7 +278,8 @@ fn find_assumptions(
             out.push((name.to_string(), range(Some(number), number)));
         }
     }
-    out
+    let joint = Some(meeting).filter(|meeting| meeting.len() > 1);
+    joint.into_iter().chain(out.into_iter().map(|one| vec![one])).collect()
 }
 
 #[cfg(test)]
@@ -301,6 +332,7 @@ mod tests {
             ("8*div(rows, 8) elements do not fit [rows]", "rows=8*rows_by_8"),
             ("[div(rows + 255, 256)] does not expand to [2]", "rows=256"),
             ("the extents rows and 7 do not broadcast", "rows=7"),
+            ("the shapes [batch, 4] and [rows, 4] do not broadcast", "rows=batch"),
         ] {
             let found = search(&[("n", message, expected)], &["batch", "rows"], &[]);
             assert_eq!(found.map(|(_, assumed)| assumed), Ok(vec![expected.to_string()]), "{message}");
@@ -311,6 +343,23 @@ mod tests {
         ];
         let found = search(&several, &["b", "c", "s"], &[]);
         assert_eq!(found.map(|(_, assumed)| assumed), Ok(vec!["c=b".to_string(), "s=..512".to_string()]));
+    }
+
+    #[test]
+    fn symbols_of_many_axes_are_told_apart() {
+        let symbols: Vec<String> = (0..8).flat_map(|i| [format!("a{i}_"), format!("b{i}_")]).collect();
+        let names: Vec<&str> = symbols.iter().map(String::as_str).collect();
+        let texts: Vec<[String; 3]> = (1..8)
+            .flat_map(|i| {
+                let message = format!("the shapes [a0_, b0_] and [a{i}_, b{i}_] do not broadcast");
+                ["b", "a"].map(|s| [format!("n{i}{s}"), message.clone(), format!("{s}{i}_={s}0_")])
+            })
+            .collect();
+        let needed: Vec<(&str, &str, &str)> =
+            texts.iter().map(|[place, message, needed]| (&**place, &**message, &**needed)).collect();
+        let expected: Vec<String> = texts.iter().map(|[.., needed]| needed.clone()).collect();
+        let found = search(&needed, &names, &[]);
+        assert_eq!(found.map(|(_, assumed)| assumed), Ok(expected));
     }
 
     #[test]

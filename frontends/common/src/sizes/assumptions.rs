@@ -43,6 +43,15 @@ impl SizeRelation {
         Some((format!("{}_beyond_{smaller}", self.symbol), smaller))
     }
 
+    /// Whether it holds for these sizes, or they do not tell.
+    pub fn may_hold(&self, sizes: &CallSizes) -> bool {
+        let other = match &self.least {
+            Some(least) => sizes.get(least).copied(),
+            None => evaluate_size(&self.expression, sizes),
+        };
+        !sizes.contains_key(&self.symbol) || other.is_none() || self.holds(sizes)
+    }
+
     pub fn holds(&self, sizes: &CallSizes) -> bool {
         let size = sizes.get(&self.symbol).copied();
         match &self.least {
