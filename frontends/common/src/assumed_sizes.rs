@@ -24,6 +24,9 @@ const MAX_ASSUMED_BYTES: i64 = 16 << 30;
 /// The maximum number of imports of one program.
 const MAX_IMPORTS: usize = 64;
 
+/// How many of them are made only to say what would help.
+const MAX_IMPORTS_FOR_ADVICE: usize = 16;
+
 /// The maximum number of numbers of a message that are tried as bounds, differences and steps.
 const MAX_NUMBERS: usize = 6;
 
@@ -70,7 +73,7 @@ pub fn bound_open_sizes(graph: &mut Graph, open: &[String]) -> Vec<SizeAssumptio
 }
 
 /// Imports a program, with as few assumptions as make it succeed. `import` imports with constraints. `failure` tells
-/// errors about extents from others.
+/// errors about extents from others, and `suggest` gives an error what would replace the ranges that the caller states.
 ///
 /// # Errors
 /// The error without assumptions, if it is not about extents or no assumptions were found.
@@ -78,9 +81,10 @@ pub fn import_with_assumed_sizes<T, E>(
     given: &SymbolConstraints,
     import: impl FnMut(&SymbolConstraints) -> Result<T, E>,
     failure: impl Fn(&E) -> Option<ExtentFailure<'_>>,
+    suggest: impl FnOnce(&mut E, Vec<SizeAssumption>),
 ) -> Result<(T, Vec<SizeAssumption>), E> {
     let mut search = AssumptionSearch { given, import, failure, imports: 0 };
-    let first = match search.try_with(&[]) {
+    let mut first = match search.try_with(&[]) {
         Ok(imported) => return Ok((imported, Vec::new())),
         Err(error) if given.refuses_assumptions => return Err(error),
         Err(error) => error,
@@ -90,6 +94,9 @@ pub fn import_with_assumed_sizes<T, E>(
         assumed = (search.failure)(&first)?.symbols.recorded_constraints(given);
         (!assumed.is_empty()).then(|| search.try_with(&assumed).ok()).flatten()
     }) else {
+        if let Some(suggested) = search.replace_ranges(&first) {
+            suggest(&mut first, suggested);
+        }
         return Err(first);
     };
     // Each assumption that the others make needless goes.
@@ -121,6 +128,27 @@ where
         let mut constraints = self.given.clone();
         constraints.constraints.extend(assumed.iter().cloned());
         (self.import)(&constraints)
+    }
+
+    /// What the import succeeds with if the ranges that the caller states for the symbols of an error are left out.
+    fn replace_ranges(&mut self, error: &E) -> Option<Vec<SizeAssumption>> {
+        let failure = (self.failure)(error)?;
+        let symbols = failure.symbols;
+        let is_named = |name: &String| symbols.named.contains(name) || symbols.aliases.contains(name);
+        let is_range = |constraint: &SymbolConstraint| matches!(constraint, SymbolConstraint::Range { .. });
+        let mut relaxed = self.given.clone();
+        relaxed.constraints.retain(|(name, constraint)| !(is_named(name) && is_range(constraint)));
+        if relaxed.constraints.len() == self.given.constraints.len() {
+            return None;
+        }
+        let mut search = AssumptionSearch {
+            given: &relaxed,
+            import: &mut self.import,
+            failure: &self.failure,
+            imports: MAX_IMPORTS - MAX_IMPORTS_FOR_ADVICE,
+        };
+        let mut assumed = Vec::new();
+        search.extend(error, &mut assumed).map(|_| assumed)
     }
 
     /// Adds assumptions to those that lead to an error, until the import succeeds. Depth first: an assumption stays if the
@@ -310,13 +338,19 @@ mod tests {
                         aliases: names.iter().filter(|s| message.contains(*s)).cloned().collect(),
                         unbounded: Vec::new(),
                         recorded: recorded.clone(),
+                        suggested: Vec::new(),
                     },
                 ))),
             }
         };
-        let found = import_with_assumed_sizes(&SymbolConstraints::default(), import, |error| {
-            Some(ExtentFailure { place: error.0.clone(), message: error.1.clone(), symbols: &error.2 })
-        });
+        let found = import_with_assumed_sizes(
+            &SymbolConstraints::default(),
+            import,
+            |error| {
+                Some(ExtentFailure { place: error.0.clone(), message: error.1.clone(), symbols: &error.2 })
+            },
+            |error, suggested| error.2.suggested = suggested,
+        );
         match found {
             Ok((_, assumed)) => Ok((imports, assumed.iter().map(|(s, c)| format!("{s}={c}")).collect())),
             Err(error) => Err(error.1),
@@ -378,6 +412,34 @@ mod tests {
         // If nothing else helps, they are the sizes.
         let fixed = search(&[("a", "b is wrong", "b=3")], &["b"], &[("b", 3)]);
         assert_eq!(fixed.map(|(_, assumed)| assumed), Ok(vec!["b=3".to_string()]));
+    }
+
+    #[test]
+    fn what_would_replace_a_stated_range_is_suggested() {
+        let bounded = |most: i64| SymbolConstraint::Range { min: None, max: Some(most) };
+        let symbols = MentionedSymbols {
+            named: vec!["rows".into()],
+            aliases: vec!["s12".into()],
+            ..MentionedSymbols::default()
+        };
+        let suggested_for = |stated: &str| {
+            let constraints = vec![(stated.to_string(), bounded(256))];
+            let given = SymbolConstraints { constraints, ..SymbolConstraints::default() };
+            let import = |given: &SymbolConstraints| {
+                let fits = given.constraints.iter().any(|(_, constraint)| *constraint == bounded(64));
+                if fits { Ok(()) } else { Err(Box::new(symbols.clone())) }
+            };
+            let message = "the extents min(64, rows) and rows do not broadcast";
+            let failed = import_with_assumed_sizes(
+                &given,
+                import,
+                |symbols| Some(ExtentFailure { place: "n".into(), message: message.into(), symbols }),
+                |symbols, suggested| symbols.suggested = suggested,
+            );
+            failed.expect_err("the stated range is not changed").suggested
+        };
+        assert_eq!(suggested_for("rows"), [("rows".to_string(), bounded(64))]);
+        assert_eq!(suggested_for("s12"), [("rows".to_string(), bounded(64))]);
     }
 
     #[test]

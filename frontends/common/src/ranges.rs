@@ -542,6 +542,8 @@ pub struct MentionedSymbols {
     pub unbounded: Vec<String>,
     /// The values of all symbols in the run or in the recorded arguments, mentioned or not.
     pub recorded: Vec<(String, i64)>,
+    /// Constraints with which the import succeeds, in place of those that the caller states for these symbols.
+    pub suggested: Vec<(String, SymbolConstraint)>,
 }
 
 impl MentionedSymbols {
@@ -559,7 +561,13 @@ impl MentionedSymbols {
             named.map(|s| (s.name.clone(), s.alias.clone().unwrap_or_else(|| s.name.clone()))).unzip();
         let unbounded = open.unbounded.iter().filter(|s| named.contains(s)).cloned().collect();
         let recorded = open.recorded.clone();
-        (!named.is_empty()).then_some(MentionedSymbols { named, aliases, unbounded, recorded })
+        (!named.is_empty()).then_some(MentionedSymbols {
+            named,
+            aliases,
+            unbounded,
+            recorded,
+            suggested: Vec::new(),
+        })
     }
 
     /// The recorded sizes as constraints, for symbols that have no other.

@@ -185,14 +185,23 @@ pub fn import(files: &[ModelSource], options: &ImportOptions) -> Result<ImportOu
         let options = ImportOptions { constraints: constraints.clone(), ..options.clone() };
         convert_models(files, &models, &tensor_files, &parameters, &options)
     };
-    let (mut imported, assumed) = import_with_assumed_sizes(&options.constraints, import, |error| {
-        let place = match &error.reason {
-            FailureReason::Node { node, .. } => node.clone(),
-            _ => String::new(),
-        };
-        let message = error.reason.to_string();
-        Some(ExtentFailure { place, message, symbols: error.symbols.as_deref()? })
-    })?;
+    let (mut imported, assumed) = import_with_assumed_sizes(
+        &options.constraints,
+        import,
+        |error| {
+            let place = match &error.reason {
+                FailureReason::Node { node, .. } => node.clone(),
+                _ => String::new(),
+            };
+            let message = error.reason.to_string();
+            Some(ExtentFailure { place, message, symbols: error.symbols.as_deref()? })
+        },
+        |error, suggested| {
+            if let Some(symbols) = &mut error.symbols {
+                symbols.suggested = suggested;
+            }
+        },
+    )?;
     imported.assumed_sizes.extend(assumed);
     if let Some(name) = find_repeated_file(files) {
         imported.notes.push(format!("{name} is given for several ranks: they have the same weights"));

@@ -169,14 +169,22 @@ fn import_program(
             &ImportOptions { constraints: constraints.clone(), ..options.clone() },
         )
     };
-    let (mut imported, assumed) =
-        import_with_assumed_sizes(&options.constraints, import, |error| match error {
+    let (mut imported, assumed) = import_with_assumed_sizes(
+        &options.constraints,
+        import,
+        |error| match error {
             ImportError::Extents { error, symbols } => {
                 let place = error.node().map_or_else(String::new, |(node, _)| node.to_string());
                 Some(ExtentFailure { place, message: error.to_string(), symbols })
             }
             _ => None,
-        })?;
+        },
+        |error, suggested| {
+            if let ImportError::Extents { symbols, .. } = error {
+                symbols.suggested = suggested;
+            }
+        },
+    )?;
     imported.assumed_sizes.extend(assumed);
     Ok(imported)
 }

@@ -14,6 +14,11 @@ fn format_range_options(symbols: &[String]) -> String {
 /// A message about extents, with advice on the ranges of its symbols. If the message is not about the size of a value, the
 /// advice also mentions that symbols may be equal. `size` says whether it is.
 pub(super) fn with_range_advice(message: String, symbols: &MentionedSymbols, size: bool) -> String {
+    if !symbols.suggested.is_empty() {
+        let suggested =
+            symbols.suggested.iter().map(|(symbol, constraint)| format!(" {symbol}={constraint}"));
+        return format!("{message}; the program holds with{}", suggested.collect::<String>());
+    }
     let narrow = if size && symbols.unbounded.is_empty() { &symbols.named } else { &symbols.unbounded };
     let mut out = message;
     if !narrow.is_empty() {
