@@ -53,7 +53,7 @@ pub enum ImportError {
     /// An error about symbolic extents. A missing constraint may be the reason: a range, or the equality of
     /// two symbols.
     #[error("{error}")]
-    Extents { error: Box<ImportError>, symbols: symmc_import::ranges::MentionedSymbols },
+    Extents { error: Box<ImportError>, symbols: Box<symmc_import::ranges::MentionedSymbols> },
     #[error("`{name}` in the signature: {message}")]
     Signature { name: String, message: String },
     /// Contradictory numbers of ranks of the program or of a group.

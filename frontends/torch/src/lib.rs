@@ -285,7 +285,7 @@ fn convert_program(
     lower_program(program, stores, lowering, ranks.groups)
         .map(|imported| ImportOutput { ranks_assumed: assumed, ..imported })
         .map_err(|error| match MentionedSymbols::find_in_message(&error.to_string(), &table, &open) {
-            Some(symbols) => ImportError::Extents { error: Box::new(error), symbols },
+            Some(symbols) => ImportError::Extents { error: Box::new(error), symbols: Box::new(symbols) },
             None => error,
         })
 }

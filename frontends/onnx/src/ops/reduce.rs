@@ -132,15 +132,12 @@ fn extreme_of_nothing(op: ReductionKind, dtype: DType) -> Option<Scalar> {
         ReductionKind::Min => false,
         _ => return None,
     };
-    let integer = |least: i64, greatest: i64| Scalar::Int(if is_least { least } else { greatest });
-    Some(match dtype {
-        DType::Bool => Scalar::Bool(!is_least),
-        DType::U8 => integer(0, u8::MAX.into()),
-        DType::I32 => integer(i32::MIN.into(), i32::MAX.into()),
-        DType::I64 => integer(i64::MIN, i64::MAX),
-        DType::F16 | DType::BF16 | DType::F32 | DType::F64 => {
-            Scalar::Float(FloatAttribute(if is_least { f64::NEG_INFINITY } else { f64::INFINITY }))
-        }
+    Some(match (dtype, is_least) {
+        (DType::Bool, _) => Scalar::Bool(!is_least),
+        (dtype, true) if dtype.is_float() => Scalar::Float(FloatAttribute(f64::NEG_INFINITY)),
+        (dtype, false) if dtype.is_float() => Scalar::Float(FloatAttribute(f64::INFINITY)),
+        (dtype, true) => Scalar::Int(i64::MIN).saturate_to(dtype),
+        (dtype, false) => Scalar::Int(i64::MAX).saturate_to(dtype),
     })
 }
 
