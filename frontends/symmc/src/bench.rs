@@ -67,7 +67,7 @@ const MAX_LOSS_TO_MORE_BLOCKS: f64 = 0.03;
 
 /// Builds the profile of a machine from the measurements of its ranks. A point of a curve is the median of the slowest rank, at
 /// the largest number of blocks that takes the least such time or at most 3 % more: beside other kernels, few blocks lose bandwidth
-/// (an all-to-all of 8 MiB by `push` on two H200 takes 16 µs with 16 blocks as with 64, but 28 µs and 18 µs beside copies).
+/// (an all-to-all of 8 MiB by `push` on two H200 takes 16 µs with 16 blocks as with 64, but 30 µs and 19 µs beside copies).
 ///
 /// The curves obey two rules, since measurements contain noise. Times never fall with the size: if they do, the smaller size
 /// takes the time of the larger one. Dropping an exit barrier is never slower: if it is, the barrier costs nothing.
