@@ -307,59 +307,6 @@ impl Dim {
         leading.map(|t| Dim::from_normal_terms(smallvec![t.clone()], 0))
     }
 
-    /// `floor(self / divisor)`. Division by the constant 0 remains an expression, which has no value.
-    pub fn floor_div(&self, divisor: &Dim) -> Dim {
-        if let Some(exact) = self.exact_div(divisor) {
-            return exact;
-        }
-        match (self.as_const(), divisor.as_const()) {
-            (Some(a), Some(b)) if b != 0 => Dim::from(floor_div(a, b)),
-            (None, Some(b)) if b > 0 => {
-                let (quotient, remainder) = self.split_by_divisor(b);
-                let floored = match remainder.as_const() {
-                    Some(a) => Dim::from(floor_div(a, b)),
-                    None => remainder.normalized_quotient(b),
-                };
-                quotient + floored
-            }
-            _ => {
-                if let Some(exact) = self.exact_div_by_quotient(divisor) {
-                    return exact;
-                }
-                match self.cancel_common_atoms(divisor) {
-                    Some((_, dividend, divisor)) => dividend.floor_div(&divisor),
-                    None => Dim::from_atom(DimAtom::FloorDiv(self.clone(), divisor.clone())),
-                }
-            }
-        }
-    }
-
-    /// `self mod divisor` with the sign of the divisor.
-    pub fn modulo(&self, divisor: &Dim) -> Dim {
-        if self.exact_div(divisor).is_some() || self.exact_div_by_quotient(divisor).is_some() {
-            return Dim::from(0);
-        }
-        match (self.as_const(), divisor.as_const()) {
-            (Some(a), Some(b)) if b != 0 => Dim::from(floor_mod(a, b)),
-            (None, Some(b)) if b > 0 => {
-                let remainder = self.split_by_divisor(b).1;
-                if remainder.as_const().is_some() {
-                    remainder
-                } else if remainder.is_whole_multiple(b) {
-                    Dim::from(0)
-                } else if let Some(congruent) = remainder.without_congruent_remainders(b) {
-                    congruent.modulo(divisor)
-                } else {
-                    Dim::from_atom(DimAtom::Mod(remainder, divisor.clone()))
-                }
-            }
-            _ => match self.cancel_common_atoms(divisor) {
-                Some((common, dividend, divisor)) => common * dividend.modulo(&divisor),
-                None => Dim::from_atom(DimAtom::Mod(self.clone(), divisor.clone())),
-            },
-        }
-    }
-
     pub fn max_with(&self, other: &Dim) -> Dim {
         let ([low, high], is_ordered) = self.order_by_bounds(other);
         if is_ordered { high.clone() } else { Dim::from_atom(DimAtom::Max(low.clone(), high.clone())) }

@@ -1,4 +1,4 @@
-//! Simplification of quotients and remainders by constants: exact parts, and divisions without remainder.
+//! Quotients and remainders, and their simplification: exact parts, common factors, and divisions without remainder.
 
 use smallvec::smallvec;
 
@@ -9,6 +9,59 @@ use crate::symbol::SymbolTable;
 const MAX_MAGNITUDE: i64 = 1 << 60;
 
 impl Dim {
+    /// `floor(self / divisor)`. Division by the constant 0 remains an expression, which has no value.
+    pub fn floor_div(&self, divisor: &Dim) -> Dim {
+        if let Some(exact) = self.exact_div(divisor) {
+            return exact;
+        }
+        match (self.as_const(), divisor.as_const()) {
+            (Some(a), Some(b)) if b != 0 => Dim::from(floor_div(a, b)),
+            (None, Some(b)) if b > 0 => {
+                let (quotient, remainder) = self.split_by_divisor(b);
+                let floored = match remainder.as_const() {
+                    Some(a) => Dim::from(floor_div(a, b)),
+                    None => remainder.normalized_quotient(b),
+                };
+                quotient + floored
+            }
+            _ => {
+                if let Some(exact) = self.exact_div_by_quotient(divisor) {
+                    return exact;
+                }
+                match self.cancel_common_atoms(divisor) {
+                    Some((_, dividend, divisor)) => dividend.floor_div(&divisor),
+                    None => Dim::from_atom(DimAtom::FloorDiv(self.clone(), divisor.clone())),
+                }
+            }
+        }
+    }
+
+    /// `self mod divisor` with the sign of the divisor.
+    pub fn modulo(&self, divisor: &Dim) -> Dim {
+        if self.exact_div(divisor).is_some() || self.exact_div_by_quotient(divisor).is_some() {
+            return Dim::from(0);
+        }
+        match (self.as_const(), divisor.as_const()) {
+            (Some(a), Some(b)) if b != 0 => Dim::from(floor_mod(a, b)),
+            (None, Some(b)) if b > 0 => {
+                let remainder = self.split_by_divisor(b).1;
+                if remainder.as_const().is_some() {
+                    remainder
+                } else if remainder.is_whole_multiple(b) {
+                    Dim::from(0)
+                } else if let Some(congruent) = remainder.without_congruent_remainders(b) {
+                    congruent.modulo(divisor)
+                } else {
+                    Dim::from_atom(DimAtom::Mod(remainder, divisor.clone()))
+                }
+            }
+            _ => match self.cancel_common_atoms(divisor) {
+                Some((common, dividend, divisor)) => common * dividend.modulo(&divisor),
+                None => Dim::from_atom(DimAtom::Mod(self.clone(), divisor.clone())),
+            },
+        }
+    }
+
     /// The expression as `b` times the first result plus the second. No term of the second is a multiple of
     /// `b`, and its constant is from 0 to `b - 1`.
     pub(super) fn split_by_divisor(&self, b: i64) -> (Dim, Dim) {
