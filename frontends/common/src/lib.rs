@@ -23,6 +23,7 @@ pub mod recurrent;
 pub mod requirement;
 pub mod resampling;
 pub mod rule;
+pub mod scan;
 pub mod sizes;
 pub mod sympy;
 pub mod windows;

@@ -1,6 +1,7 @@
 //! Reductions, arg-reductions and cumulative sums.
 
 use symmc_import::emit::extent_product;
+use symmc_import::scan::{moved_by_one, scan};
 use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, unsupported};
 use symmc_ir::{ArgOp, BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, TensorType, ValueId};
 
@@ -23,7 +24,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("ArgMin", 13, "argmin", |c| arg_reduce(c, ArgOp::Min)),
     row("Hardmax", 13, "argmax, eq, cast", hardmax),
     row("CumSum", 14, "cumsum", cumulative_sum),
-    row("CumProd", 26, "slice, mul, concat", cumulative_product),
+    row("CumProd", 26, "take, select, mul", cumulative_product),
     row_of_results("TopK", 24, "topk", top_k),
 ];
 
@@ -175,7 +176,7 @@ fn cumulative_sum(c: &mut OpCall<'_, '_>) -> EmitResult {
     Ok(y)
 }
 
-/// The products of the elements up to each one: in each pass, an element takes in those of twice the distance.
+/// The products of the elements up to each one.
 fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.tensor(0)?;
     let axis = c.opt_consts(1, "the axis")?.and_then(|a| a.first().copied()).unwrap_or(0);
@@ -185,27 +186,11 @@ fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
     };
     let reverse = c.flag("reverse")?;
     let exclusive = c.flag("exclusive")?;
-    let ones = |c: &mut OpCall<'_, '_>, count: i64| {
-        let mut shape = c.shape(x);
-        shape[axis] = count.into();
-        c.full(Scalar::Int(1), c.dtype(x), shape)
-    };
-    // The elements that are `distance` earlier, and ones before the first.
-    let moved = |c: &mut OpCall<'_, '_>, y: ValueId, distance: i64| {
-        let before = ones(c, distance)?;
-        let kept = c.slice(y, axis, 0.into(), (n - distance).into(), 1)?;
-        c.concat(&[before, kept], axis)
-    };
     let mut y = if reverse { c.reverse_axis(x, axis)? } else { x };
     if exclusive && n > 0 {
-        y = moved(c, y, 1)?;
+        y = moved_by_one(c, y, axis, 1.0)?;
     }
-    let mut distance = 1;
-    while distance < n {
-        let earlier = moved(c, y, distance)?;
-        y = c.binary(BinaryOp::Mul, y, earlier)?;
-        distance *= 2;
-    }
+    y = scan(c, y, axis, 1.0, |before, y| y * before)?;
     if reverse { c.reverse_axis(y, axis) } else { Ok(y) }
 }
 

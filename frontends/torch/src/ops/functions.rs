@@ -117,7 +117,7 @@ fn times_logarithm<'f>(x: Term<'f>, y: Term<'f>, logarithm: Term<'f>) -> Term<'f
 }
 
 /// `log(base ^ x + base ^ y)` to the base whose natural logarithm is given.
-fn log_sum<'f>(x: Term<'f>, y: Term<'f>, log_base: f64) -> Term<'f> {
+pub(super) fn log_sum<'f>(x: Term<'f>, y: Term<'f>, log_base: f64) -> Term<'f> {
     let most = x.max(y);
     let difference = (x - y).abs() * -log_base;
     let sum = most + difference.exp().log1p() / log_base;

@@ -1,5 +1,6 @@
 //! Reductions, cumulative sums and orderings.
 
+use symmc_import::scan::scan;
 use symmc_import::{Emit, EmitFormulas, RuleCall, unsupported, unsupported_if};
 use symmc_ir::{
     ArgOp, BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueId,
@@ -8,7 +9,7 @@ use symmc_ir::{
 use super::elementwise::to_truth_value;
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
-use crate::lower::{EmitResult, RuleResult, Term};
+use crate::lower::{EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.sum", "sum", |c| reduce(c, ReductionKind::Sum)),
@@ -234,9 +235,6 @@ fn sort_with_positions(c: &mut OpCall<'_, '_>) -> RuleResult<(ValueId, ValueId)>
     Ok((outputs[0], outputs[1]))
 }
 
-/// The largest extent of an axis of a scan. Each doubling is one more pass over the operand.
-const MAX_SCANNED: i64 = 1 << 24;
-
 fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let axis = c.axis("dim", c.rank(x))?;
@@ -258,42 +256,6 @@ fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.cast(x, wide)?;
     let y = scan(c, x, axis, 1.0, |before, x| x * before)?;
     c.cast(y, dtype)
-}
-
-/// Combines each element of an axis with all before it, by an associative function. Each pass combines an element with the
-/// result of the elements before it, twice as many as in the previous pass. The elements before the first are `unit`, or, without
-/// one, the first element, which an idempotent function needs.
-pub(super) fn scan(
-    c: &mut OpCall<'_, '_>,
-    x: ValueId,
-    axis: usize,
-    unit: impl Into<Option<f64>>,
-    combine: impl for<'f> Fn(Term<'f>, Term<'f>) -> Term<'f>,
-) -> EmitResult {
-    let unit = unit.into();
-    let n = c.extent(x, axis);
-    let max_elements = c.dim_bounds(&n).1;
-    unsupported_if!(
-        max_elements > MAX_SCANNED,
-        "the axis may have {max_elements} elements, more than {MAX_SCANNED}"
-    );
-    let mut y = x;
-    let mut column = vec![Dim::from(1); c.rank(x) - axis];
-    let mut distance = 1;
-    while distance < max_elements {
-        let from = c.iota(n.clone(), -distance, 1, DType::I64)?;
-        column[0] = n.clone();
-        y = c.formula([y, from], |[y, from]| {
-            let before = y.take(axis, from.max(0));
-            let before = match unit {
-                Some(unit) => from.ge(0).reshape(column.clone()).select(before, y.constant(unit)),
-                None => before,
-            };
-            combine(before, y)
-        })?;
-        distance *= 2;
-    }
-    Ok(y)
 }
 
 /// The bounds of a histogram without given bounds: the smallest and the largest element, each moved by 1 if

@@ -1,10 +1,12 @@
 //! Order statistics, scans, and searches in sorted sequences.
 
+use symmc_import::scan::scan;
 use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported_if};
 use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, ReductionKind, UnaryOp, ValueId};
 
 use super::backward::common_operands;
-use super::reduce::{cast_to_requested_dtype, only_element, scan};
+use super::functions::log_sum;
+use super::reduce::{cast_to_requested_dtype, only_element};
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleResult};
@@ -66,11 +68,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
             return Ok(x);
         }
         let wide = c.cast(x, DType::F64)?;
-        let y = scan(c, wide, axis, f64::NEG_INFINITY, |x, y| {
-            let most = x.max(y);
-            let sum = most + (-(x - y).abs()).exp().log1p();
-            x.eq(y).select(x + std::f64::consts::LN_2, sum)
-        })?;
+        let y = scan(c, wide, axis, f64::NEG_INFINITY, |x, y| log_sum(x, y, 1.0))?;
         c.cast(y, dtype)
     }),
     row("aten.trace", "select, sum", |c| {
