@@ -92,9 +92,8 @@ pub fn provided_extents(
     SymbolConstraints {
         constraints: args.dims.clone(),
         fallback_bounds: bounds,
-        recorded_shapes: Vec::new(),
         run_sizes: set.to_vec(),
-        refuses_assumptions: false,
+        ..SymbolConstraints::default()
     }
 }
 

@@ -30,12 +30,12 @@ const MAX_IMPORTS_FOR_ADVICE: usize = 16;
 /// The maximum number of numbers of a message that are tried as bounds, differences and steps.
 const MAX_NUMBERS: usize = 6;
 
-/// A symbol and what is assumed of it.
+/// A symbol with the constraint that is assumed for it.
 pub type SizeAssumption = (String, SymbolConstraint);
 
 /// An error about symbolic extents.
 pub struct ExtentFailure<'e> {
-    /// What tells the place of this error from others: the name of the node.
+    /// The name of the node, or another text that is the same for errors at one place only.
     pub place: String,
     pub message: String,
     pub symbols: &'e MentionedSymbols,
@@ -91,7 +91,7 @@ pub fn import_with_assumed_sizes<T, E>(
     };
     let mut assumed = Vec::new();
     let Some(mut imported) = search.extend(&first, &mut assumed).or_else(|| {
-        assumed = (search.failure)(&first)?.symbols.recorded_constraints(given);
+        assumed = (search.failure)(&first)?.symbols.recorded_constraints();
         (!assumed.is_empty()).then(|| search.try_with(&assumed).ok()).flatten()
     }) else {
         if let Some(suggested) = search.replace_ranges(&first) {
@@ -130,7 +130,8 @@ where
         (self.import)(&constraints)
     }
 
-    /// What the import succeeds with if the ranges that the caller states for the symbols of an error are left out.
+    /// Assumptions with which the import succeeds once the ranges that the caller states for the symbols of an error are left
+    /// out.
     fn replace_ranges(&mut self, error: &E) -> Option<Vec<SizeAssumption>> {
         let failure = (self.failure)(error)?;
         let symbols = failure.symbols;
@@ -182,7 +183,7 @@ where
     }
 }
 
-/// The message of the same error under an assumption. `None` if it cannot be told.
+/// The message that the same error has under an assumption, or `None` if the assumption changes more than a name.
 fn message_with_assumption(
     message: &str,
     (symbol, constraint): &SizeAssumption,
@@ -242,10 +243,10 @@ fn find_assumptions(
     };
     let named: Vec<&str> = symbols.named.iter().map(String::as_str).collect();
     let free: Vec<&str> = named.iter().copied().filter(|name| is_free(name)).collect();
-    let sizes: CallSizes = symbols.recorded.iter().cloned().collect();
+    let sizes: CallSizes = symbols.recorded.iter().map(|r| (r.symbol.clone(), r.size)).collect();
     let may_be = |name: &str, holds: &dyn Fn(i64) -> bool| sizes.get(name).is_none_or(|&size| holds(size));
     // A symbol that the run has a size for stays in the program.
-    let is_set = |name: &str| given.run_sizes.iter().any(|(set, _)| set == name);
+    let is_set = |name: &str| symbols.recorded.iter().any(|r| r.symbol == name && r.is_set);
     let possible = |relations: Vec<SizeRelation>| {
         let possible = relations.into_iter().filter(|r| r.may_hold(&sizes) && !is_set(&r.symbol));
         possible.map(|r| (r.symbol, SymbolConstraint::Equals(r.expression))).collect::<Vec<_>>()
@@ -315,6 +316,7 @@ mod tests {
     use symmc_ir::text;
 
     use super::*;
+    use crate::ranges::RecordedSize;
 
     /// An import that fails until the constraints include all that is needed, which are tried in order. The error mentions `symbols`.
     fn search(
@@ -323,7 +325,13 @@ mod tests {
         recorded: &[(&str, i64)],
     ) -> Result<(usize, Vec<String>), String> {
         let names: Vec<String> = symbols.iter().map(|s| (*s).to_string()).collect();
-        let recorded: Vec<(String, i64)> = recorded.iter().map(|(s, n)| ((*s).to_string(), *n)).collect();
+        let recorded = recorded.iter().map(|&(symbol, size)| RecordedSize {
+            symbol: symbol.to_string(),
+            size,
+            is_set: false,
+            is_constrained: false,
+        });
+        let recorded: Vec<RecordedSize> = recorded.collect();
         let mut imports = 0;
         let import = |given: &SymbolConstraints| {
             imports += 1;

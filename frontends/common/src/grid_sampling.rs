@@ -25,7 +25,7 @@ pub enum GridPadding {
     Reflection,
 }
 
-/// What frameworks do with coordinates outside the operand, where they differ.
+/// How a framework treats coordinates outside the operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GridConvention {
     /// Coordinates are moved inside before they are rounded. Cubic filters extend beyond the border.

@@ -10,11 +10,11 @@ use crate::{invalid_if, unsupported};
 /// The elements that surround an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PaddingMode {
-    /// Those of the axis in reverse order, without the one at the border, as often as needed.
+    /// The elements of the axis in reverse order, without the element at the border. They repeat if they are too few.
     Reflect,
-    /// The one at the border.
+    /// The element at the border, repeated.
     Edge,
-    /// Those of the axis, from its other end on.
+    /// The elements of the axis, from its other end on.
     Wrap,
 }
 

@@ -160,19 +160,29 @@ pub struct ResolvedSymbols {
     pub open: OpenSizes,
 }
 
-/// What a program leaves open about its symbols, by name.
+/// The symbols without an upper bound in a program, and the sizes that a run or recorded arguments give.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct OpenSizes {
-    /// The symbols that had no upper bound.
+    /// The names of the symbols that had no upper bound.
     pub unbounded: Vec<String>,
-    /// Those of them whose bound is the default.
+    /// The symbols among `unbounded` whose bound is the default.
     pub with_default: Vec<String>,
-    /// The values of symbols in the run that the program is opened for, or in the recorded arguments.
-    pub recorded: Vec<(String, i64)>,
+    pub recorded: Vec<RecordedSize>,
+}
+
+/// The size of a symbol in the run that the program is opened for, or in the recorded arguments.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RecordedSize {
+    pub symbol: String,
+    pub size: i64,
+    /// Whether the caller gives the size by the name of the symbol.
+    pub is_set: bool,
+    /// Whether the caller constrains the symbol.
+    pub is_constrained: bool,
 }
 
 impl OpenSizes {
-    /// Adds what is open about further symbols.
+    /// Adds the symbols and sizes of `others`.
     pub fn extend(&mut self, others: OpenSizes) {
         self.unbounded.extend(others.unbounded);
         self.with_default.extend(others.with_default);
@@ -241,7 +251,12 @@ pub fn resolve_symbols(
             let name = symbol.name.clone();
             let is_named = |other: &String| *other == name || symbol.alias.as_ref() == Some(other);
             let asked = given.run_sizes.iter().find(|(other, _)| is_named(other)).map(|(_, size)| *size);
-            resolved.open.recorded.extend(asked.or(symbol.recorded).map(|size| (name.clone(), size)));
+            resolved.open.recorded.extend(asked.or(symbol.recorded).map(|size| RecordedSize {
+                symbol: name.clone(),
+                size,
+                is_set: asked.is_some(),
+                is_constrained: constraints[index].is_some(),
+            }));
             let alias = symbol.alias.clone();
             ids[index] = Some(resolved.table.push(Symbol { name, min: symbol.min, max, alias }));
         }
@@ -540,8 +555,8 @@ pub struct MentionedSymbols {
     pub aliases: Vec<String>,
     /// The mentioned symbols that had no upper bound.
     pub unbounded: Vec<String>,
-    /// The values of all symbols in the run or in the recorded arguments, mentioned or not.
-    pub recorded: Vec<(String, i64)>,
+    /// The sizes of all symbols in the run or in the recorded arguments, mentioned or not.
+    pub recorded: Vec<RecordedSize>,
     /// Constraints with which the import succeeds, in place of those that the caller states for these symbols.
     pub suggested: Vec<(String, SymbolConstraint)>,
 }
@@ -571,14 +586,10 @@ impl MentionedSymbols {
     }
 
     /// The recorded sizes as constraints, for symbols that have no other.
-    pub fn recorded_constraints(&self, given: &SymbolConstraints) -> Vec<(String, SymbolConstraint)> {
-        let is_given = |name: &String| given.constraints.iter().any(|(symbol, _)| symbol == name);
-        let sizes = self.recorded.iter().filter(|(name, _)| !is_given(name));
-        sizes
-            .map(|(name, size)| {
-                (name.clone(), SymbolConstraint::Range { min: Some(*size), max: Some(*size) })
-            })
-            .collect()
+    pub fn recorded_constraints(&self) -> Vec<(String, SymbolConstraint)> {
+        let sizes = self.recorded.iter().filter(|recorded| !recorded.is_constrained);
+        let fixed = |size| SymbolConstraint::Range { min: Some(size), max: Some(size) };
+        sizes.map(|recorded| (recorded.symbol.clone(), fixed(recorded.size))).collect()
     }
 }
 
@@ -754,6 +765,28 @@ mod tests {
             settled("a:2.. b:3..64 c:3..", &[("a", "b"), ("c", "s_b + 1")]).expect("ties");
         assert_eq!((table, dims), (vec!["b 3..64".into()], vec!["b".into(), "b".into(), "b + 1".into()]));
         assert!(notes.is_empty());
+    }
+
+    #[test]
+    fn sizes_of_a_run_are_known_by_both_names_of_a_symbol() {
+        let mut symbols = declared("a:2.. b:2.. c:2..");
+        symbols[0].recorded = Some(4);
+        symbols[2].recorded = Some(6);
+        let given = SymbolConstraints {
+            constraints: vec![("s_a".into(), SymbolConstraint::Range { min: Some(2), max: Some(9) })],
+            run_sizes: vec![("s_b".into(), 5)],
+            ..SymbolConstraints::default()
+        };
+        let resolved = resolve_symbols(&symbols, &given, 1000, &mut Vec::new()).expect("symbols");
+        let set: Vec<bool> = resolved.open.recorded.iter().map(|r| r.is_set).collect();
+        assert_eq!(set, [false, true, false]);
+        let mentioned = MentionedSymbols { recorded: resolved.open.recorded, ..MentionedSymbols::default() };
+        let fixed: Vec<String> = mentioned
+            .recorded_constraints()
+            .iter()
+            .map(|(symbol, size)| format!("{symbol}={size}"))
+            .collect();
+        assert_eq!(fixed, ["b=5", "c=6"]);
     }
 
     #[test]

@@ -122,7 +122,7 @@ pub struct RecurrentDirection {
     pub reverse: bool,
 }
 
-/// What one direction computes.
+/// The results of one direction of a layer.
 pub struct RecurrentResults {
     /// The states after each step, `[steps, batch, hidden]`.
     pub states: ValueId,

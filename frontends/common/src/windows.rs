@@ -314,7 +314,7 @@ impl WindowGeometry {
 
     /// The columns of the transposed operation. For each element of a window, in the same order as
     /// [`WindowGeometry::columns`] has them, the result has the element of `x` that it contributed to, for an
-    /// operand of the extents `to`. It is 0 where there is none.
+    /// operand of the extents `to`. The result is 0 where `x` has no such element.
     pub fn transposed_columns<C: Emit>(
         &self,
         c: &mut C,

@@ -24,7 +24,7 @@ use crate::ranks::RankCount;
 use crate::scope::{NameBinding, NameScope};
 use crate::symbols::ProgramSymbols;
 
-/// The ops of this module, and what they become.
+/// The control-flow operators, with the ops that replace them.
 pub(crate) const SUPPORTED: [(&str, &str); CONTROL_FLOW.len()] = [
     (CONTROL_FLOW[0], "(a branch), select of both branches"),
     (CONTROL_FLOW[1], "(the nodes of all iterations), concat"),
@@ -44,7 +44,7 @@ enum Condition {
     Data(ValueId),
 }
 
-/// What a failed attempt to lower nodes is undone with.
+/// The state before an attempt to lower nodes, which a failed attempt restores.
 struct Snapshot<'p> {
     builder: GraphBuilder,
     compositions: Compositions,

@@ -92,8 +92,9 @@ impl FromPyObject<'_, '_> for GroupCells {
 /// ranks: the number of ranks, if the file does not fix it. groups: the lists of ranks of each group's cells, by the name of the
 /// group, such as `{"3": [[0, 1], [2, 3]]}`. dims: the value of each symbol, its least and largest value, or a text such as
 /// `"2*pairs"`. schemas: schemas of custom ops in PyTorch's notation. definitions: programs in the text form, each with the
-/// schema of a custom op as its name, that replace the calls of the op. tensors: a safetensors file with weights. assume_sizes: whether to assume sizes if the program is
-/// valid for some only and does not state them; `Program.assumed_dims` lists them.
+/// schema of a custom op as its name, that replace the calls of the op. tensors: a safetensors file with weights.
+/// assume_sizes: whether to assume sizes if the program is valid for some sizes only and does not state them;
+/// `Program.assumed_dims` lists them.
 #[pyfunction]
 #[pyo3(signature = (paths, *, ranks=None, groups=None, dims=None, schemas=None, definitions=None, tensors=None, assume_sizes=true))]
 #[expect(clippy::too_many_arguments, reason = "these are the keywords that Python has")]

@@ -442,7 +442,7 @@ fn sizes_that_a_program_leaves_open_are_assumed() {
     assumes(&format!("plan {mamba}"), "--dim batch=2..4096 --dim tokens=256");
     // It has one chunk for any size of at most 256, so the size of a run is taken.
     assumes(&format!("run {mamba} --set batch=2 --set tokens=100"), "--dim tokens=100");
-    // What is assumed can be stated.
+    // Options that state what was assumed leave nothing to assume.
     assumes(&format!("plan {mamba} --dim batch=2..4096 --dim tokens=256"), "");
 }
 

@@ -236,7 +236,7 @@ fn pad(c: &mut OpCall<'_, '_>) -> EmitResult {
         (Some(_), None) => {
             let value = c.tensor(2)?;
             let number = c.reshape(value, vec![])?;
-            return pad_with_value(c, x, &paddings, number);
+            return pad_with_data(c, x, &paddings, number);
         }
         (_, Some(value)) => value,
         (None, None) => Scalar::Float(FloatAttribute(c.float_or("value", 0.0)?)),
@@ -245,7 +245,7 @@ fn pad(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 /// Pads with a number that depends on data.
-fn pad_with_value(
+fn pad_with_data(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
     paddings: &[AxisPadding],

@@ -167,8 +167,9 @@ fn binary_cross_entropy(c: &mut OpCall<'_, '_>) -> EmitResult {
     let reduction = loss_reduction(c)?;
     c.formula([x, target], |[x, target]| {
         // PyTorch bounds the logarithms.
-        let log = x.cast(DType::F64).log().max(-100.0);
-        let other = (-x.cast(DType::F64)).log1p().max(-100.0);
+        let x = x.cast(DType::F64);
+        let log = x.log().max(-100.0);
+        let other = (-x).log1p().max(-100.0);
         let target = target.cast(DType::F64);
         let loss = ((target - 1.0) * other - target * log).cast(dtype);
         reduction.of(weight.map_or(loss, |weight| loss * loss.term(weight)))
