@@ -22,14 +22,15 @@ OLDEST = 7
 TYPES = {1: "float", 2: "int", 3: "string", 4: "tensor", 5: "graph", 6: "floats", 7: "ints", 8: "strings", 11: "sparse"}
 UNBOUNDED = 2**31 - 1
 LETTERS = {
-    "bool": "b", "uint8": "u", "int32": "i", "int64": "l", "float16": "h", "bfloat16": "y", "float": "f", "double": "d",
+    "bool": "b", "uint8": "u", "uint16": "w", "uint32": "v", "int8": "c", "int16": "s", "int32": "i", "int64": "l",
+    "float8e4m3fn": "4", "float8e5m2": "5", "float8e8m0": "8", "float16": "h", "bfloat16": "y", "float": "f", "double": "d",
 }
 
 # ONNX Runtime registers the collectives only if it is built with NCCL, and the norm under ONNX's domain.
 UNREGISTERED = [
-    "com.microsoft::AllGather 1 1..1 1..1 @T;T=builhyfd axis:int=0 group_size:int=1",
-    "com.microsoft::AllReduce 1 1..1 1..1 @T;T=builhyfd group_size:int=1",
-    "com.microsoft::AllToAll 1 1..1 1..1 @T;T=builhyfd group_size:int=1",
+    "com.microsoft::AllGather 1 1..1 1..1 @T;T=buwvcsil458hyfd axis:int=0 group_size:int=1",
+    "com.microsoft::AllReduce 1 1..1 1..1 @T;T=buwvcsilhyfd group_size:int=1",
+    "com.microsoft::AllToAll 1 1..1 1..1 @T;T=buwvcsil458hyfd group_size:int=1",
     "com.microsoft::SimplifiedLayerNormalization 1 2..2 1..2 @T,V;T=hyfd;V=hyfd axis:int=-1 epsilon:float=1e-05 stash_type:int=1",
 ]
 

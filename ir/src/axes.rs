@@ -78,6 +78,7 @@ impl Op {
             | Op::BinaryScalar { .. }
             | Op::Select
             | Op::Cast
+            | Op::Bitcast
             | Op::Expand
             | Op::Copy => table.broadcast_except(&[], ResultAxis::Joint),
             Op::Iota { .. } => table.broadcast_except(&[0], ResultAxis::Positional),

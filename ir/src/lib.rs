@@ -20,6 +20,7 @@ pub mod dim;
 pub mod dispatch;
 mod dispatch_form;
 pub mod entity;
+pub mod float8;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod graph;

@@ -45,6 +45,8 @@ pub enum Op {
     /// the conversion to bool is `x != 0`. A float outside the range of i64 becomes the nearest end of that
     /// range, and NaN becomes 0; narrower integers then wrap.
     Cast,
+    /// The bits of `x` as another dtype of the same size. Neither dtype is bool, whose bits are restricted.
+    Bitcast,
 
     /// `x @ y` over the last two axes; leading axes broadcast. Accumulates in f32 (f64 for f64).
     MatMul {
@@ -371,6 +373,8 @@ impl Op {
             }
             Op::Select => single([Element; 3], Keeps, Nothing, Any),
             Op::Cast => single([Element; 3], Converts, Nothing, Any),
+            // Adjacent numbers may have bits that stand for distant numbers of the other dtype.
+            Op::Bitcast => single([Element; 3], Steps, Nothing, Any),
 
             Op::MatMul { .. } => row([Combined; 3], [Accumulates; 2], 1, OpCost::Product, Nothing, Any),
             Op::GroupedMatMul => {
@@ -673,8 +677,10 @@ impl BinaryOp {
         use BinaryOp::*;
         match self {
             And | Or | Xor => !dtype.is_float(),
+            Eq | Ne | Lt | Le | Gt | Ge => true,
+            _ if dtype.is_storage_float() => false,
             Div | Atan2 => dtype.is_float(),
-            Max | Min | Eq | Ne | Lt | Le | Gt | Ge => true,
+            Max | Min => true,
             Shl | Shr => !dtype.is_float() && dtype != DType::Bool,
             Add | Sub | Mul | FloorDiv | Rem | Pow => dtype != DType::Bool,
         }
@@ -707,6 +713,8 @@ impl UnaryOp {
         use UnaryOp::*;
         match self {
             Not => !dtype.is_float(),
+            IsNan | IsFinite => dtype.is_float(),
+            _ if dtype.is_storage_float() => false,
             Neg | Abs | Sign | Relu => dtype != DType::Bool,
             _ => dtype.is_float(),
         }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use crate::float8::{F8E4M3, F8E5M2, F8E8M0};
 use crate::types::DType;
 use symmc_support::BackingSlice;
 
@@ -129,9 +130,9 @@ impl Tensor {
     pub fn element_text(&self, i: usize) -> String {
         match self.dtype {
             DType::Bool => (self.get_i64(i) != 0).to_string(),
-            DType::U8 | DType::I32 | DType::I64 => self.get_i64(i).to_string(),
-            DType::F16 | DType::BF16 | DType::F32 => format!("{:?}", self.get_f64(i) as f32),
             DType::F64 => format!("{:?}", self.get_f64(i)),
+            dtype if dtype.is_float() => format!("{:?}", self.get_f64(i) as f32),
+            _ => self.get_i64(i).to_string(),
         }
     }
 
@@ -231,8 +232,15 @@ fn element_bytes<const N: usize>(data: &[u8], i: usize) -> [u8; N] {
 pub fn read_f64(dtype: DType, data: &[u8], i: usize) -> f64 {
     match dtype {
         DType::Bool | DType::U8 => f64::from(data[i]),
+        DType::U16 => f64::from(u16::from_le_bytes(element_bytes(data, i))),
+        DType::U32 => f64::from(u32::from_le_bytes(element_bytes(data, i))),
+        DType::I8 => f64::from(data[i] as i8),
+        DType::I16 => f64::from(i16::from_le_bytes(element_bytes(data, i))),
         DType::I32 => f64::from(i32::from_le_bytes(element_bytes(data, i))),
         DType::I64 => i64::from_le_bytes(element_bytes(data, i)) as f64,
+        DType::F8E4M3 => f64::from(F8E4M3::from_bits(data[i]).to_f32()),
+        DType::F8E5M2 => f64::from(F8E5M2::from_bits(data[i]).to_f32()),
+        DType::F8E8M0 => f64::from(F8E8M0::from_bits(data[i]).to_f32()),
         DType::F16 => half::f16::from_le_bytes(element_bytes(data, i)).to_f64(),
         DType::BF16 => half::bf16::from_le_bytes(element_bytes(data, i)).to_f64(),
         DType::F32 => f64::from(f32::from_le_bytes(element_bytes(data, i))),
@@ -264,15 +272,18 @@ pub fn round_to_odd(x: f64) -> f32 {
     f32::from_bits((near.to_bits() - u32::from(away)) | 1)
 }
 
-/// Stores `x` as element `i` of `data`, rounded to nearest even (f16 and bf16 from f64 in one step), or
+/// Stores `x` as element `i` of `data`, rounded to nearest even (narrow floats from f64 in one step), or
 /// truncated for integers.
 pub fn write_f64(dtype: DType, data: &mut [u8], i: usize, x: f64) {
     let offset = i * dtype.size();
     match dtype {
         DType::Bool => data[offset] = u8::from(x != 0.0),
-        DType::U8 => data[offset] = x as i64 as u8,
-        DType::I32 => data[offset..offset + 4].copy_from_slice(&(x as i64 as i32).to_le_bytes()),
-        DType::I64 => data[offset..offset + 8].copy_from_slice(&(x as i64).to_le_bytes()),
+        DType::U8 | DType::U16 | DType::U32 | DType::I8 | DType::I16 | DType::I32 | DType::I64 => {
+            write_i64(dtype, data, i, x as i64)
+        }
+        DType::F8E4M3 => data[offset] = F8E4M3::from_f32(round_to_odd(x)).to_bits(),
+        DType::F8E5M2 => data[offset] = F8E5M2::from_f32(round_to_odd(x)).to_bits(),
+        DType::F8E8M0 => data[offset] = F8E8M0::from_f32(round_to_odd(x)).to_bits(),
         DType::F16 => {
             data[offset..offset + 2].copy_from_slice(&half::f16::from_f32(round_to_odd(x)).to_le_bytes())
         }
@@ -286,13 +297,12 @@ pub fn write_f64(dtype: DType, data: &mut [u8], i: usize, x: f64) {
 
 /// Stores `x` as element `i` of `data`; narrower integers wrap.
 pub fn write_i64(dtype: DType, data: &mut [u8], i: usize, x: i64) {
-    let offset = i * dtype.size();
+    let size = dtype.size();
     match dtype {
-        DType::Bool => data[offset] = u8::from(x != 0),
-        DType::U8 => data[offset] = x as u8,
-        DType::I32 => data[offset..offset + 4].copy_from_slice(&(x as i32).to_le_bytes()),
-        DType::I64 => data[offset..offset + 8].copy_from_slice(&x.to_le_bytes()),
-        DType::F16 | DType::BF16 | DType::F32 | DType::F64 => write_f64(dtype, data, i, x as f64),
+        DType::Bool => data[i] = u8::from(x != 0),
+        // The low bytes of two's complement.
+        dtype if dtype.is_integer() => data[i * size..][..size].copy_from_slice(&x.to_le_bytes()[..size]),
+        _ => write_f64(dtype, data, i, x as f64),
     }
 }
 

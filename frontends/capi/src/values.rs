@@ -29,6 +29,20 @@ pub const SYMMC_BF16: i32 = 5;
 pub const SYMMC_F32: i32 = 6;
 /// IEEE 754 numbers of 64 bits.
 pub const SYMMC_F64: i32 = 7;
+/// Unsigned integers of 16 bits.
+pub const SYMMC_U16: i32 = 8;
+/// Unsigned integers of 32 bits.
+pub const SYMMC_U32: i32 = 9;
+/// Signed integers of 8 bits.
+pub const SYMMC_I8: i32 = 10;
+/// Signed integers of 16 bits.
+pub const SYMMC_I16: i32 = 11;
+/// Floats with 4 bits of exponent and 3 of mantissa, without infinities (e4m3fn).
+pub const SYMMC_F8E4M3: i32 = 12;
+/// Floats with 5 bits of exponent and 2 of mantissa.
+pub const SYMMC_F8E5M2: i32 = 13;
+/// Powers of two: 8 bits of exponent.
+pub const SYMMC_F8E8M0: i32 = 14;
 
 /// Memory of this rank that the session holds.
 pub const SYMMC_PLACE_OWN: i32 = 0;
@@ -121,8 +135,15 @@ fn dtype_code(dtype: DType) -> i32 {
     match dtype {
         DType::Bool => SYMMC_BOOL,
         DType::U8 => SYMMC_U8,
+        DType::U16 => SYMMC_U16,
+        DType::U32 => SYMMC_U32,
+        DType::I8 => SYMMC_I8,
+        DType::I16 => SYMMC_I16,
         DType::I32 => SYMMC_I32,
         DType::I64 => SYMMC_I64,
+        DType::F8E4M3 => SYMMC_F8E4M3,
+        DType::F8E5M2 => SYMMC_F8E5M2,
+        DType::F8E8M0 => SYMMC_F8E8M0,
         DType::F16 => SYMMC_F16,
         DType::BF16 => SYMMC_BF16,
         DType::F32 => SYMMC_F32,

@@ -464,6 +464,17 @@ pub trait Emit {
         self.reshape(y, joined)
     }
 
+    /// Repeats each element of an axis, so that its copies are adjacent.
+    fn repeat_elements(&mut self, x: ValueId, axis: usize, times: &Dim) -> EmitResult<Self::Error> {
+        let mut shape = self.shape(x);
+        let once = self.unsqueeze(x, axis + 1)?;
+        let mut repeated = self.shape(once);
+        repeated[axis + 1] = times.clone();
+        let repeated = self.expand(once, repeated)?;
+        shape[axis] = shape[axis].clone() * times.clone();
+        self.reshape(repeated, shape)
+    }
+
     // Products, reductions, normalization, attention, collectives.
 
     /// `x @ y` over the last two axes.

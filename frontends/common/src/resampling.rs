@@ -330,7 +330,7 @@ pub fn resample<C: Emit>(
     for axis in axes {
         let extent = c.extent(y, axis.axis);
         if let Some(factor) = axis.repetitions(&extent, resampling.filter) {
-            y = repeat_elements(c, y, axis.axis, factor)?;
+            y = c.repeat_elements(y, axis.axis, &factor.into())?;
             continue;
         }
         let coordinates = axis.coordinates(c, &extent, coordinate_dtype(dtype, resampling.filter))?;
@@ -381,22 +381,6 @@ fn sum_of_taps<C: Emit>(c: &mut C, x: ValueId, axis: usize, taps: &[Tap]) -> Rul
         });
     }
     Ok(sum.unwrap_or(x))
-}
-
-/// Repeats each element of an axis.
-fn repeat_elements<C: Emit>(
-    c: &mut C,
-    x: ValueId,
-    axis: usize,
-    factor: i64,
-) -> RuleResult<ValueId, C::Error> {
-    let mut shape = c.shape(x);
-    let y = c.unsqueeze(x, axis + 1)?;
-    let mut wide = c.shape(y);
-    wide[axis + 1] = factor.into();
-    let y = c.expand(y, wide)?;
-    shape[axis] = shape[axis].clone() * Dim::from(factor);
-    c.reshape(y, shape)
 }
 
 /// The gradient of an operand of the shape `to` of [`resample`], whose axes have these extents in `gradient`.

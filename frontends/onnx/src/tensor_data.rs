@@ -26,22 +26,15 @@ pub(crate) fn dtype_from_code(code: i32) -> Result<DType, String> {
     }
     let name = match code {
         0 => "undefined",
-        3 => "int8",
-        4 => "uint16",
-        5 => "int16",
         8 => "string",
-        12 => "uint32",
         13 => "uint64",
         14 => "complex64",
         15 => "complex128",
-        17 => "float8e4m3fn",
         18 => "float8e4m3fnuz",
-        19 => "float8e5m2",
         20 => "float8e5m2fnuz",
         21 => "uint4",
         22 => "int4",
         23 => "float4e2m1",
-        24 => "float8e8m0",
         25 => "uint2",
         26 => "int2",
         27 => "float6e2m3",
@@ -54,9 +47,9 @@ pub(crate) fn dtype_from_code(code: i32) -> Result<DType, String> {
 /// The largest code of an element type of the format.
 const LAST_ELEMENT_TYPE: i32 = 28;
 
-/// Whether an element has 8 bits: int8, and floats of 8 bits.
+/// Whether an element is a float of 8 bits that the IR does not have.
 pub(crate) fn is_byte(code: i32) -> bool {
-    matches!(code, 2 | 3 | 17..=20 | 24)
+    matches!(code, 18 | 20)
 }
 
 /// Whether an element type exists in the format, and not in the IR.
@@ -287,8 +280,12 @@ fn typed_field_bytes(tensor: &proto::TensorProto, dtype: DType) -> Vec<u8> {
         DType::F32 => tensor.float_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
         DType::F64 => tensor.double_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
         DType::I64 => tensor.int64_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        DType::F16 | DType::BF16 => ints.iter().flat_map(|x| (*x as u16).to_le_bytes()).collect(),
-        // `int32_data` holds the elements of all other integer dtypes, and of bool.
+        DType::U32 => tensor.uint64_data.iter().flat_map(|x| (*x as u32).to_le_bytes()).collect(),
+        // `int32_data` holds the bits of narrow floats.
+        dtype if dtype.is_float() => {
+            ints.iter().flat_map(|x| x.to_le_bytes().into_iter().take(dtype.size())).collect()
+        }
+        // It also holds the elements of all other integer dtypes, and of bool.
         _ => {
             let mut out = vec![0; ints.len() * dtype.size()];
             ints.iter().enumerate().for_each(|(i, &x)| write_i64(dtype, &mut out, i, x.into()));

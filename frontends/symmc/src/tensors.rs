@@ -22,14 +22,13 @@ use crate::content::FileContent;
 use crate::error::Error;
 use crate::files::is_stream;
 
-/// The dtype in safetensors, which has the same names as symmc in capitals.
+/// The dtype in safetensors.
 ///
 /// # Errors
 /// Safetensors files cannot contain this dtype.
 pub(crate) fn safetensors_dtype(dtype: DType) -> Result<Dtype, String> {
-    let name = dtype.name().to_uppercase();
     let parsed: Result<Dtype, serde::de::value::Error> =
-        Dtype::deserialize(name.as_str().into_deserializer());
+        Dtype::deserialize(dtype.facts().safetensors.into_deserializer());
     parsed.map_err(|_| format!("safetensors files have no dtype {dtype}"))
 }
 

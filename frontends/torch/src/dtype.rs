@@ -4,6 +4,7 @@
 //! common dtype. Within a category (bool, integer, floating-point), tensors with axes take precedence over
 //! tensors without, which take precedence over Python scalars. A higher category takes precedence over all.
 
+use symmc_ir::float8::{F8E4M3, F8E5M2, F8E8M0};
 use symmc_ir::{DType, FloatAttribute, Scalar, Tensor};
 
 /// PyTorch's default floating-point dtype: the dtype of a Python float next to integers.
@@ -27,16 +28,12 @@ pub(crate) fn complex_component_dtype(code: u32) -> Option<DType> {
 fn unsupported_dtype_name(code: u32) -> String {
     let name = match code {
         0 => "unknown",
-        2 => "int8",
-        3 => "int16",
         9 => "complex32",
         10 => "complex64",
         11 => "complex128",
-        28 => "uint16",
-        29 => "float8_e4m3fn",
-        30 => "float8_e5m2",
         31 => "float8_e4m3fnuz",
         32 => "float8_e5m2fnuz",
+        35 => "uint64",
         _ => return format!("a dtype of number {code}"),
     };
     format!("dtype {name}")
@@ -53,31 +50,34 @@ pub(crate) enum PromotionPriority {
 fn category(d: DType) -> u8 {
     match d {
         DType::Bool => 0,
-        DType::U8 | DType::I32 | DType::I64 => 1,
+        dtype if dtype.is_integer() => 1,
         _ => 2,
     }
 }
 
 /// The smallest dtype to which both convert.
 pub(crate) fn promote(a: DType, b: DType) -> DType {
-    use DType::*;
+    use DType::{F32, F64};
     if a == b {
         return a;
     }
     match (category(a), category(b)) {
         (x, y) if x < y => b,
         (x, y) if x > y => a,
-        (1, _) => {
-            if a == I64 || b == I64 {
-                I64
-            } else {
-                I32
-            }
-        }
+        (1, _) => promote_integers(a, b),
+        // PyTorch promotes no float of 8 bits: the importer of each operator says so.
         _ if a == F64 || b == F64 => F64,
         // The result of f16 with bf16 is f32, as is that of f32 with either.
         _ => F32,
     }
+}
+
+/// The smallest dtype of integers that represents both, or i64, which PyTorch takes for unsigned and signed integers of
+/// 32 bits too.
+fn promote_integers(a: DType, b: DType) -> DType {
+    let signed = [DType::I8, DType::I16, DType::I32, DType::I64];
+    let represents_both = |dtype: &DType| dtype.represents(a) && dtype.represents(b);
+    [a, b].into_iter().chain(signed).find(represents_both).unwrap_or(DType::I64)
 }
 
 /// The common dtype of these operands. `None` without operands.
@@ -109,33 +109,35 @@ pub(crate) fn scalar_dtype(s: Scalar) -> DType {
 pub(crate) fn greatest(dtype: DType) -> f64 {
     match dtype {
         DType::Bool => 1.0,
-        DType::U8 => f64::from(u8::MAX),
-        DType::I32 => f64::from(i32::MAX),
-        DType::I64 => i64::MAX as f64,
+        DType::F8E4M3 => f64::from(F8E4M3::LARGEST),
+        DType::F8E5M2 => f64::from(F8E5M2::LARGEST),
+        DType::F8E8M0 => f64::from(F8E8M0::LARGEST),
         DType::F16 => 65504.0,
         DType::BF16 => f64::from(f32::from_bits(0x7F7F_0000)),
         DType::F32 => f64::from(f32::MAX),
         DType::F64 => f64::MAX,
+        integer => integer.integer_bounds().map_or(0.0, |(_, largest)| largest as f64),
     }
 }
 
 /// The smallest finite number of a dtype.
 pub(crate) fn least(dtype: DType) -> f64 {
     match dtype {
-        DType::Bool | DType::U8 => 0.0,
-        DType::I32 => f64::from(i32::MIN),
-        DType::I64 => i64::MIN as f64,
-        float => -greatest(float),
+        DType::Bool => 0.0,
+        DType::F8E8M0 => dtype.facts().precision.map_or(0.0, |precision| precision.least),
+        float if float.is_float() => -greatest(float),
+        integer => integer.integer_bounds().map_or(0.0, |(least, _)| least as f64),
     }
 }
 
-/// Whether PyTorch converts a number to a dtype without an error. A negative integer fits into bytes if its magnitude does.
+/// Whether PyTorch converts a number to a dtype without an error.
 pub(crate) fn fits(number: Scalar, dtype: DType) -> bool {
     let within = |x: f64| least(dtype) <= x && x <= greatest(dtype);
     match number {
         _ if dtype == DType::Bool => true,
         Scalar::Bool(_) => true,
-        Scalar::Int(i) if dtype == DType::U8 => i.unsigned_abs() <= u64::from(u8::MAX),
+        // A negative integer becomes unsigned if its magnitude fits.
+        Scalar::Int(i) if least(dtype) == 0.0 => within(i.unsigned_abs() as f64),
         Scalar::Int(i) => within(i as f64),
         Scalar::Float(x) => within(x.0) || dtype.is_float() && !x.0.is_finite(),
     }

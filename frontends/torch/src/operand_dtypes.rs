@@ -51,14 +51,14 @@ enum Sign {
     Minus,
 }
 
-use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8};
+use DType::{BF16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32};
 use DtypeRequirement::{
     Bounds, Exponent, Factor, Fits, FitsComputed, Holds, NoBool, OneOf, Same, SameOrF32, SomeFloat,
 };
 
 const INDEX_DTYPES: &[DType] = &[I32, I64];
 /// Bools and bytes are masks when they are indices, and numbers elsewhere.
-const INTEGER_DTYPES: &[DType] = &[Bool, U8, I32, I64];
+const INTEGER_DTYPES: &[DType] = &[Bool, U8, U16, U32, I8, I16, I32, I64];
 const FLOAT_DTYPES: &[DType] = &[F16, BF16, F32, F64];
 
 const BAG_REQUIREMENTS: &[DtypeRequirement] = &[

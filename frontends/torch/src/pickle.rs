@@ -258,6 +258,8 @@ fn storage_dtype(class: &str) -> Option<DType> {
         "IntStorage" => DType::I32,
         "LongStorage" => DType::I64,
         "ByteStorage" => DType::U8,
+        "CharStorage" => DType::I8,
+        "ShortStorage" => DType::I16,
         "BoolStorage" => DType::Bool,
         _ => return None,
     })

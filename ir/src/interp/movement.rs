@@ -10,6 +10,7 @@ use super::array::{
 };
 use super::elementwise::cast;
 use super::error::{OpError, Result};
+use crate::tensor::Tensor;
 use crate::types::{DType, Scalar};
 
 /// A position outside every array, at which [`WideArray::gather_positions`] fills.
@@ -24,6 +25,13 @@ pub(super) fn full(scalar: Scalar, dtype: DType, shape: &[usize]) -> WideArray {
     } else {
         WideArray::from_ints(dtype, shape, vec![scalar.as_i64(); n])
     }
+}
+
+/// The bits of `x` as another dtype of the same size. NaNs are stored as quiet NaNs.
+pub(super) fn bitcast(x: &WideArray, dtype: DType) -> Result<WideArray> {
+    let bits = x.to_tensor().and_then(|x| Tensor::new(dtype, x.shape(), x.data().to_vec()));
+    let mismatch = OpError::DType { expected: "of the same size", found: dtype };
+    bits.map(|bits| WideArray::from_tensor(&bits)).ok_or(mismatch)
 }
 
 pub(super) fn iota(start: i64, step: i64, dtype: DType, shape: &[usize]) -> WideArray {

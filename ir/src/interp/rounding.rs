@@ -34,7 +34,8 @@ pub struct RoundingHistory {
     may_overflow: bool,
 }
 
-const FLOAT_DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::BF16];
+const FLOAT_DTYPES: [DType; 7] =
+    [DType::F64, DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::F8E5M2, DType::F8E8M0];
 
 impl RoundingHistory {
     /// No rounding: every backend gives the same bits.

@@ -233,7 +233,8 @@ impl<'a> FormRule<'a> {
             Op::CumSum { axis } => self.cumsum(*axis),
             Op::Reduce { op, axes, .. } => self.reduce(*op, axes),
             // The elements of these are not functions of positions.
-            Op::MatMul { .. }
+            Op::Bitcast
+            | Op::MatMul { .. }
             | Op::GroupedMatMul
             | Op::Route(_)
             | Op::ArgReduce { .. }

@@ -80,10 +80,15 @@ pub fn exact_integers(dtype: DType) -> Option<[i64; 2]> {
     Some(match dtype {
         // The ends also stand for bounds that overflowed.
         DType::I64 => [i64::MIN + 1, i64::MAX - 1],
+        DType::F8E4M3 => magnitude(4),
+        DType::F8E5M2 => magnitude(3),
+        DType::F8E8M0 => [1, 2],
         DType::BF16 => magnitude(8),
         DType::F16 => magnitude(11),
         DType::F32 => magnitude(24),
         DType::F64 => magnitude(53),
-        DType::Bool | DType::U8 | DType::I32 => dtype.integer_bounds()?.into(),
+        DType::Bool | DType::U8 | DType::U16 | DType::U32 | DType::I8 | DType::I16 | DType::I32 => {
+            dtype.integer_bounds()?.into()
+        }
     })
 }

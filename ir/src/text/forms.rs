@@ -144,6 +144,9 @@ ops! {
             "`x` in the dtype of the result: floats round to nearest even, float to integer truncates, to bool is \
              `x != 0`."
             => "%cast: bf16[t, 64] = cast %x";
+        "bitcast" ("x") op Bitcast {}:
+            "The bits of `x` as another dtype of the same size. Neither dtype is bool."
+            => "%bitcast: u32[t, 64] = bitcast %x";
     }
 
     section "Products, reductions and norms"

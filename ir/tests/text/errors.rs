@@ -75,7 +75,10 @@ const STATEMENTS: &[(&str, &str)] = &[
         "custom \"c\" symmetric operands [4294967296] results []",
         "32: expected an integer from 0 to 2^32 - 1, found 4294967296",
     ),
-    ("arg %y: f33[]", "9: expected a dtype (bool, u8, i32, i64, f16, bf16, f32, f64), found `f33`"),
+    (
+        "arg %y: f33[]",
+        "9: expected a dtype (bool, u8, u16, u32, i8, i16, i32, i64, f8e4m3, f8e5m2, f8e8m0, f16, bf16, f32, f64), found `f33`",
+    ),
     ("arg %y: f32", "12: expected `[`, found the end of the line"),
     ("arg %y: f32[8 8]", "15: expected `,` or `]`, found `8`"),
     ("arg %y: f32[8,]", "15: expected a dim, found `]`"),

@@ -132,7 +132,7 @@ impl DecisionSource {
                 scalar_left: self.flag(),
             },
             6 => Op::Select,
-            7 => Op::Cast,
+            7 => self.one(&[Op::Cast, Op::Bitcast]),
             8 => Op::MATMUL,
             9 => Op::Reduce { op: self.one(ReductionKind::ALL), axes: self.naturals(), keep: self.flag() },
             10 => Op::ArgReduce { op: self.one(ArgOp::ALL), axis, keep: self.flag() },
@@ -209,7 +209,7 @@ impl DecisionSource {
                 let slots = shape(vec![self.dim(2)]);
                 vec![shape(own), shape(like.shape), slots, sections.clone(), sections]
             }
-            Op::Cast => vec![TensorType::new(self.one(DType::ALL), like.shape)],
+            Op::Cast | Op::Bitcast => vec![TensorType::new(self.one(DType::ALL), like.shape)],
             Op::Reshape => vec![TensorType::new(like.dtype, vec![like.numel()])],
             Op::Expand => vec![TensorType::new(like.dtype, [vec![self.dim(2)], like.shape].concat())],
             Op::TopK { axis, .. } | Op::Slice { axis, .. } => {

@@ -24,8 +24,15 @@ pub(crate) fn specials(dtype: DType) -> Vec<Scalar> {
     match dtype {
         DType::Bool => vec![Scalar::Bool(false), Scalar::Bool(true)],
         DType::U8 => ints(&[0, 1, 2, 7, 128, 255]),
+        DType::U16 => ints(&[0, 1, 255, 65535]),
+        DType::U32 => ints(&[0, 1, 65536, u32::MAX.into()]),
+        DType::I8 => ints(&[0, 1, -1, 127, -128]),
+        DType::I16 => ints(&[0, 1, -8, i16::MAX.into(), i16::MIN.into()]),
         DType::I32 => ints(&[0, 1, -1, 2, 3, -8, i32::MAX.into(), i32::MIN.into()]),
         DType::I64 => ints(&[0, 1, -1, 3, -8, (1 << 53) + 1, i64::MAX, i64::MIN]),
+        DType::F8E4M3 | DType::F8E5M2 | DType::F8E8M0 => {
+            floats(&[0.0, -0.0, 1.0, -2.0, 0.3, 448.0, 1e-3, 1e-40, 1e9, f64::INFINITY, f64::NAN])
+        }
         _ => floats(&[
             0.0,
             -0.0,

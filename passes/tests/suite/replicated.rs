@@ -164,8 +164,8 @@ pub(crate) fn check(source: &Graph, ranks: u32, dtype: DType, n: usize) -> usize
 #[test]
 fn no_bit_changes() {
     let mut outputs = 0;
-    for (ranks, &dtype) in [2, 3, 4, 5, 6, 8].into_iter().flat_map(|n| DType::ALL.iter().map(move |d| (n, d)))
-    {
+    let reduced = || DType::ALL.iter().filter(|dtype| !dtype.is_storage_float());
+    for (ranks, &dtype) in [2, 3, 4, 5, 6, 8].into_iter().flat_map(|n| reduced().map(move |d| (n, d))) {
         let n = 2 * ranks as usize * ranks as usize;
         for first in 0..2 + groups(ranks).len() {
             let mut builder = GraphBuilder::new("replicated", Some(ranks));

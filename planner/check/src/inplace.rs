@@ -144,7 +144,7 @@ fn element_on_element(op: &Op, operand: usize, x: PlacedValue<'_>, r: PlacedValu
     match op {
         _ if !same_elements(x, r) => OverlayEffect::Illegal,
         Op::Copy => OverlayEffect::Keeps,
-        Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast => {
+        Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast | Op::Bitcast => {
             OverlayEffect::Replaces
         }
         Op::Softmax { .. }

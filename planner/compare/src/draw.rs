@@ -298,9 +298,10 @@ impl LeafDraws {
     fn integer(&self, draw: Draw, dtype: DType, class: &ClassUse, random: &mut SplitMix) -> i64 {
         let below =
             |random: &mut SplitMix, end: u64| random.below(usize::try_from(end.max(1)).unwrap_or(1)) as i64;
-        let (low, high) = match dtype {
-            DType::U8 => (0, 255),
-            DType::I32 => (-(1 << 30), 1 << 30),
+        // Sums and products of a few wide integers do not wrap.
+        let (low, high) = match dtype.integer_bounds() {
+            Some(bounds) if dtype.size() <= 2 => bounds,
+            Some((least, _)) if dtype.size() == 4 => (least.max(-(1 << 30)), 1 << 30),
             _ => (-(1 << 40), 1 << 40),
         };
         if draw.kind == DrawKind::Edges {

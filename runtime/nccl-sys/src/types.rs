@@ -105,6 +105,7 @@ pub mod data_type {
     pub const I8: DataType = 0;
     pub const U8: DataType = 1;
     pub const I32: DataType = 2;
+    pub const U32: DataType = 3;
     pub const I64: DataType = 4;
     pub const F16: DataType = 6;
     pub const F32: DataType = 7;

@@ -12,6 +12,7 @@
 use std::mem::MaybeUninit;
 
 use symmc_ir::collective::CollectiveReduceOp;
+use symmc_ir::float8::{F8E4M3, F8E5M2, F8E8M0};
 use symmc_ir::types::DType;
 
 use super::copy::{StoreMode, copy_bytes};
@@ -220,7 +221,7 @@ macro_rules! plain_element {
         }
     )* };
 }
-plain_element!(u8, i32, i64, f32, f64);
+plain_element!(u8, u16, u32, i8, i16, i32, i64, f32, f64);
 
 /// f16, converted by software.
 #[derive(Clone, Copy)]
@@ -255,6 +256,19 @@ impl ReduceElement for BF16 {
     }
 }
 
+macro_rules! float8_element {
+    ($($t:ty),*) => { $(
+        impl ReduceElement for $t {
+            type Acc = f32;
+            #[inline(always)]
+            fn widen(self) -> f32 { self.to_f32() }
+            #[inline(always)]
+            fn narrow(acc: f32) -> Self { <$t>::from_f32(acc) }
+        }
+    )* };
+}
+float8_element!(F8E4M3, F8E5M2, F8E8M0);
+
 /// An integer whose average needs an exact sum.
 #[derive(Clone, Copy)]
 struct Wide<T>(T);
@@ -269,7 +283,7 @@ macro_rules! wide_element {
         }
     )* };
 }
-wide_element!(u8, i32);
+wide_element!(u8, u16, u32, i8, i16, i32);
 
 struct Sum;
 struct Prod;
@@ -290,13 +304,13 @@ macro_rules! operations {
 }
 operations! {
     Sum: f32, f64 => |a, b| a + b;
-    Sum: u8, i32, i64 => |a, b| a.wrapping_add(b);
+    Sum: u8, u16, u32, i8, i16, i32, i64 => |a, b| a.wrapping_add(b);
     Prod: f32, f64 => |a, b| a * b;
-    Prod: u8, i32, i64 => |a, b| a.wrapping_mul(b);
+    Prod: u8, u16, u32, i8, i16, i32, i64 => |a, b| a.wrapping_mul(b);
     Max: f32, f64 => |a, b| if a.is_nan() || a >= b { a } else { b };
-    Max: u8, i32, i64 => |a, b| a.max(b);
+    Max: u8, u16, u32, i8, i16, i32, i64 => |a, b| a.max(b);
     Min: f32, f64 => |a, b| if a.is_nan() || a <= b { a } else { b };
-    Min: u8, i32, i64 => |a, b| a.min(b);
+    Min: u8, u16, u32, i8, i16, i32, i64 => |a, b| a.min(b);
     Or: u8 => |a, b| a | b;
     And: u8 => |a, b| a & b;
 }
@@ -346,7 +360,14 @@ macro_rules! choose {
             DType::BF16 => all!(BF16, BF16),
             DType::I64 => all!(i64, i64),
             DType::I32 => all!(i32, Wide<i32>),
+            DType::I16 => all!(i16, Wide<i16>),
+            DType::I8 => all!(i8, Wide<i8>),
+            DType::U32 => all!(u32, Wide<u32>),
+            DType::U16 => all!(u16, Wide<u16>),
             DType::U8 => all!(u8, Wide<u8>),
+            DType::F8E4M3 => all!(F8E4M3, F8E4M3),
+            DType::F8E5M2 => all!(F8E5M2, F8E5M2),
+            DType::F8E8M0 => all!(F8E8M0, F8E8M0),
             DType::Bool => match $op {
                 CollectiveReduceOp::Sum | CollectiveReduceOp::Max => of!(u8, Or),
                 CollectiveReduceOp::Prod | CollectiveReduceOp::Min | CollectiveReduceOp::Avg => of!(u8, And),
@@ -462,7 +483,7 @@ mod tests {
             let x = ((i * 7 + rank * 13) % 11) as f64;
             let x = match dtype {
                 DType::Bool => f64::from(u8::from(x > 2.0)),
-                DType::U8 => x,
+                dtype if dtype.integer_bounds().is_some_and(|(least, _)| least == 0) => x,
                 _ => x - 4.0,
             };
             write_f64(dtype, &mut out, i, x);

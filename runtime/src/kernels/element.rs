@@ -1,10 +1,11 @@
 //! Element types as they are stored, and the types that kernels compute in.
 //!
 //! A [`StoredElement`] is one stored dtype. A [`ComputeNumber`] is a type that kernels compute in: `f32` for
-//! f16, bf16 and f32, `f64` for f64, `i64` for integers and bool. Every conversion from a number to an
+//! f32 and narrower floats, `f64` for f64, `i64` for integers and bool. Every conversion from a number to an
 //! element rounds once, to nearest even; integers wrap.
 
 use half::{bf16, f16};
+use symmc_ir::float8::{F8E4M3, F8E5M2, F8E8M0};
 use symmc_ir::tensor::round_to_odd;
 use symmc_ir::{DType, Scalar};
 
@@ -59,6 +60,10 @@ macro_rules! primitive_element {
 
 primitive_element! {
     u8, |x| x as i64 as u8, x as i64 as u8;
+    u16, |x| x as i64 as u16, x as i64 as u16;
+    u32, |x| x as i64 as u32, x as i64 as u32;
+    i8, |x| x as i64 as i8, x as i64 as i8;
+    i16, |x| x as i64 as i16, x as i64 as i16;
     i32, |x| x as i64 as i32, x as i64 as i32;
     i64, |x| x as i64, x as i64;
     f32, |x| x, x as f32;
@@ -133,6 +138,19 @@ impl StoredElement for f16 {
     }
 }
 
+macro_rules! float8_element {
+    ($($t:ty),*) => { $(
+        impl StoredElement for $t {
+            #[inline(always)]
+            fn to_f32(self) -> f32 { <$t>::to_f32(self) }
+            #[inline(always)]
+            fn from_f32(x: f32) -> Self { <$t>::from_f32(x) }
+        }
+    )* };
+}
+
+float8_element!(F8E4M3, F8E5M2, F8E8M0);
+
 /// A type that kernels compute in.
 pub(super) trait ComputeNumber: PooledNumber + PartialOrd {
     /// The dtype that is stored as this type.
@@ -173,8 +191,36 @@ macro_rules! for_element {
                 type $e = u8;
                 $body
             }
+            symmc_ir::DType::U16 => {
+                type $e = u16;
+                $body
+            }
+            symmc_ir::DType::U32 => {
+                type $e = u32;
+                $body
+            }
+            symmc_ir::DType::I8 => {
+                type $e = i8;
+                $body
+            }
+            symmc_ir::DType::I16 => {
+                type $e = i16;
+                $body
+            }
             symmc_ir::DType::I32 => {
                 type $e = i32;
+                $body
+            }
+            symmc_ir::DType::F8E4M3 => {
+                type $e = symmc_ir::float8::F8E4M3;
+                $body
+            }
+            symmc_ir::DType::F8E5M2 => {
+                type $e = symmc_ir::float8::F8E5M2;
+                $body
+            }
+            symmc_ir::DType::F8E8M0 => {
+                type $e = symmc_ir::float8::F8E8M0;
                 $body
             }
             symmc_ir::DType::I64 => {
@@ -206,12 +252,12 @@ pub(super) use for_element;
 macro_rules! for_number {
     ($dtype:expr, $c:ident => $body:expr) => {
         match $dtype {
-            symmc_ir::DType::F16 | symmc_ir::DType::BF16 | symmc_ir::DType::F32 => {
-                type $c = f32;
-                $body
-            }
             symmc_ir::DType::F64 => {
                 type $c = f64;
+                $body
+            }
+            dtype if dtype.is_float() => {
+                type $c = f32;
                 $body
             }
             _ => {

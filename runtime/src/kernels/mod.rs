@@ -39,7 +39,7 @@ mod view;
 
 use smallvec::SmallVec;
 use symmc_ir::text::op_name;
-use symmc_ir::{Op, ReductionKind};
+use symmc_ir::{DType, Op, ReductionKind};
 
 pub use error::KernelError;
 use error::{Result, check_arity};
@@ -83,6 +83,7 @@ fn run_op(op: &Op, x: &[StridedView], r: &[StridedView], scratch: &mut Scratch) 
         }
         Op::Select => pointwise::select(&x[0], &x[1], &x[2], &r[0])?,
         Op::Cast => expect_same_type(&x[0], &r[0]).map(|()| pointwise::cast(&x[0], &r[0]))?,
+        Op::Bitcast => bitcast(&x[0], &r[0])?,
         Op::MatMul { .. } => matmul::matmul(&x[0], &x[1], &r[0], scratch)?,
         Op::GroupedMatMul => matmul::grouped_matmul([&x[0], &x[1], &x[2]], &r[0], scratch)?,
         Op::Route(attributes) => route::route(attributes, &x[0], r, scratch)?,
@@ -167,7 +168,7 @@ fn add_op_needs(op: &Op, x: &[StridedView], r: &[StridedView], out: &mut Scratch
     check_arity(op, x.len(), r.len()).ok()?;
     match op {
         Op::Full(_) | Op::Iota { .. } | Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } => Some(()),
-        Op::Select | Op::Cast | Op::Concat { .. } | Op::Pad { .. } => Some(()),
+        Op::Select | Op::Cast | Op::Bitcast | Op::Concat { .. } | Op::Pad { .. } => Some(()),
         Op::MatMul { .. } => needs::matrix_product(&x[0], &x[1], &r[0], out),
         Op::GroupedMatMul => needs::grouped(x, &r[0], out),
         Op::Route(attributes) => route::add_needs(attributes, &x[0], r, out),
@@ -192,6 +193,21 @@ fn add_op_needs(op: &Op, x: &[StridedView], r: &[StridedView], out: &mut Scratch
         Op::Permute { .. } | Op::Slice { .. } | Op::Expand | Op::Shard { .. } => Some(()),
         Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => Some(()),
     }
+}
+
+/// Moves the bits of `x` to a result of another dtype.
+fn bitcast(x: &StridedView, result: &StridedView) -> Result<()> {
+    expect_same_type(x, result)?;
+    if x.dtype.size() != result.dtype.size() {
+        let bytes = |dtype: DType| [dtype.size()];
+        return Err(KernelError::shape_mismatch(
+            "bytes of an element",
+            &bytes(x.dtype),
+            &bytes(result.dtype),
+        ));
+    }
+    strided::copy_view(&StridedView { dtype: result.dtype, ..x.clone() }, result);
+    Ok(())
 }
 
 fn expect_same_type(x: &StridedView, result: &StridedView) -> Result<()> {

@@ -76,7 +76,8 @@ pub fn every_way(n: usize, elements: usize, dtypes: &[DType]) -> Vec<CollectiveC
     for kind in kinds {
         for &variant in CollectiveVariant::ALL {
             let Some(contract) = variant.contract(&kind) else { continue };
-            for &dtype in dtypes {
+            let is_reduced = kind.facts().reduces;
+            for &dtype in dtypes.iter().filter(|dtype| !(is_reduced && dtype.is_storage_float())) {
                 let pieces = matches!(kind, CollectiveKind::ReduceScatter(_) | CollectiveKind::AllToAll(_));
                 let elements = if pieces { elements * n } else { elements };
                 let case = CollectiveCase::new(kind.clone(), variant, dtype, elements);

@@ -180,6 +180,10 @@ fn elementwise(r: &mut SplitMix) -> OpDraft {
         }
         _ => {
             let (from, to) = (r.pick(DType::ALL), r.pick(DType::ALL));
+            let is_bitcast = from.size() == to.size() && from != DType::Bool && to != DType::Bool;
+            if is_bitcast && r.one_in(2) {
+                return case(Op::Bitcast, vec![tensor(r, from, &s)]).giving(to, &s);
+            }
             case(Op::Cast, vec![tensor(r, from, &s)]).giving(to, &s)
         }
     }
@@ -188,6 +192,11 @@ fn elementwise(r: &mut SplitMix) -> OpDraft {
 fn any(r: &mut SplitMix, takes: impl Fn(DType) -> bool) -> DType {
     let fit: Vec<DType> = DType::ALL.iter().copied().filter(|dtype| takes(*dtype)).collect();
     r.pick(&fit)
+}
+
+/// A dtype that is not only moved and cast.
+fn computed(r: &mut SplitMix) -> DType {
+    any(r, |dtype| !dtype.is_storage_float())
 }
 
 fn matmul(r: &mut SplitMix) -> OpDraft {
@@ -233,17 +242,17 @@ fn reduction(r: &mut SplitMix) -> OpDraft {
     match r.below(4) {
         0 | 1 => {
             let op = r.pick(ReductionKind::ALL);
-            let dtype = if op == ReductionKind::Mean { r.pick(&FLOAT_DTYPES) } else { r.pick(DType::ALL) };
+            let dtype = if op == ReductionKind::Mean { r.pick(&FLOAT_DTYPES) } else { computed(r) };
             let axes = (0..s.len()).filter(|_| r.one_in(2)).collect();
             case(Op::Reduce { op, axes, keep: r.one_in(2) }, vec![tensor(r, dtype, &s)]).scaled(n)
         }
         2 => {
             let op = r.pick(ArgOp::ALL);
-            let dtype = r.pick(DType::ALL);
+            let dtype = computed(r);
             case(Op::ArgReduce { op, axis, keep: r.one_in(2) }, vec![tensor(r, dtype, &s)])
         }
         _ => {
-            let dtype = r.pick(DType::ALL);
+            let dtype = computed(r);
             case(Op::CumSum { axis }, vec![tensor(r, dtype, &s)]).scaled(n)
         }
     }
@@ -415,7 +424,7 @@ fn rotary(r: &mut SplitMix) -> OpDraft {
 
 fn indexing(r: &mut SplitMix) -> OpDraft {
     let s = shape(r, 1, 4);
-    let dtype = r.pick(DType::ALL);
+    let dtype = computed(r);
     let axis = r.below(s.len());
     let x = tensor(r, dtype, &s);
     let n = s[axis];
@@ -477,7 +486,7 @@ fn smaller(r: &mut SplitMix, s: &[usize], axis: usize) -> Vec<usize> {
 }
 
 fn movement(r: &mut SplitMix) -> OpDraft {
-    let (s, dtype) = (shape(r, 1, 4), r.pick(DType::ALL));
+    let (s, dtype) = (shape(r, 1, 4), computed(r));
     let axis = r.below(s.len());
     let x = tensor(r, dtype, &s);
     match r.below(8) {
@@ -513,7 +522,7 @@ fn movement(r: &mut SplitMix) -> OpDraft {
         }
         5 => case(Op::Copy, vec![x]),
         6 => {
-            let dtype = r.pick(&DType::ALL[1..]);
+            let dtype = any(r, |dtype| dtype != DType::Bool && !dtype.is_storage_float());
             let n = r.below(700);
             case(Op::Iota { start: r.below(9) as i64 - 4, step: r.below(5) as i64 - 2 }, vec![])
                 .giving(dtype, &[n])

@@ -44,6 +44,9 @@ fn case(draft: OpDraft) -> OpCase {
 /// The largest number and the least normal one of a float dtype.
 fn range(dtype: DType) -> (f64, f64) {
     match dtype {
+        DType::F8E4M3 => (448.0, 2f64.powi(-6)),
+        DType::F8E5M2 => (57344.0, 2f64.powi(-14)),
+        DType::F8E8M0 => (2f64.powi(127), 2f64.powi(-127)),
         DType::F16 => (65504.0, 2f64.powi(-14)),
         DType::BF16 => ((2.0 - 2f64.powi(-7)) * 2f64.powi(127), 2f64.powi(-126)),
         DType::F32 => (f64::from(f32::MAX), 2f64.powi(-126)),
@@ -54,14 +57,13 @@ fn range(dtype: DType) -> (f64, f64) {
 /// The values of a dtype that behave otherwise than their neighbours.
 fn floats(dtype: DType) -> Vec<f64> {
     let (max, min) = range(dtype);
-    let smallest = match dtype {
-        DType::F16 => 2f64.powi(-24),
-        DType::BF16 => 2f64.powi(-133),
-        DType::F32 => 2f64.powi(-149),
-        _ => 5e-324,
-    };
+    let smallest = dtype.facts().precision.expect("a float").least;
     let mut out = vec![f64::NAN];
-    let large = if dtype == DType::F16 { 3e4 } else { 1e20 };
+    let large = match dtype {
+        DType::F8E4M3 => 30.0,
+        DType::F16 | DType::F8E5M2 => 3e4,
+        _ => 1e20,
+    };
     for x in [
         0.0,
         1.0,
@@ -194,6 +196,7 @@ fn elementwise(dtype: DType, out: &mut Vec<OpDraft>) {
     out.push(OpDraft::new(Op::Select, vec![condition, x.clone(), x.clone()]));
     for &to in DType::ALL {
         out.push(OpDraft::new(Op::Cast, vec![x.clone()]).giving(to, &[n]));
+        out.push(OpDraft::new(Op::Bitcast, vec![x.clone()]).giving(to, &[n]));
     }
     for scalar in scalars(dtype) {
         out.push(OpDraft::new(Op::Full(scalar), vec![]).giving(dtype, &[3]));

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor, UnaryOp, infer};
 
+use super::quantised::cast_to_narrow;
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
 use crate::known_values::KnownValue;
@@ -86,17 +87,18 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         let dtype = c.opt_dtype("to")?;
         let dtype =
             dtype.ok_or_else(|| RuleFailure::Invalid("expected an attribute `to`, found none".into()))?;
-        c.ignore(NARROW);
-        c.cast(x, dtype)
+        cast_to_narrow(c, x, dtype)
     }),
     row_of_results("CastLike", 25, "cast", |c| {
         let dtype = c.operand_type(1)?.dtype;
-        c.ignore(NARROW);
         if c.operand_type(0)?.dtype == dtype {
+            c.ignore(&["saturate", "round_mode"]);
             return c.forward_operand(0);
         }
         // A constant is converted at import.
-        if let Some(s) = c.scalar(0)?.filter(|_| dtype.is_float()) {
+        let is_wide = dtype.is_float() && !dtype.is_storage_float();
+        if let Some(s) = c.scalar(0)?.filter(|_| is_wide) {
+            c.ignore(&["saturate", "round_mode"]);
             let shape = c.constant_data(0)?.map_or(vec![], |d| d.shape().to_vec());
             if let Some(data) = Tensor::from_f64(dtype, shape, &[s.as_f64()]) {
                 c.set_known(0, KnownValue::Data(Arc::new(data)));
@@ -104,15 +106,12 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
             }
         }
         let x = c.tensor(0)?;
-        let y = c.cast(x, dtype)?;
+        let y = cast_to_narrow(c, x, dtype)?;
         c.set_only_result(y)
     }),
     row_of_results("Identity", 25, "(identity)", |c| c.forward_operand(0)),
     row_of_results("Dropout", 22, "(identity), where nothing is dropped", dropout),
 ];
-
-/// Attributes for rounding in casts to floats of at most eight bits. The IR does not have such dtypes.
-const NARROW: &[&str] = &["saturate", "round_mode"];
 
 pub(super) fn unary(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
     formula(c, |x| x.unary(op))

@@ -12,6 +12,7 @@ mod linear;
 mod linear_attention;
 mod loss;
 mod normalize;
+mod quantised;
 mod recurrent;
 mod reduce;
 mod resize;
@@ -46,6 +47,7 @@ static RULE_TABLES: RuleTables<VersionedRule> = RuleTables::new(&[
     index::RULE_ROWS,
     create::RULE_ROWS,
     windows::RULE_ROWS,
+    quantised::RULE_ROWS,
     resize::RULE_ROWS,
     collectives::RULE_ROWS,
 ]);

@@ -99,7 +99,7 @@ fn placed_windows(
 }
 
 /// The number of axes after the batch and the channels.
-fn window_axes(c: &OpCall<'_, '_>, x: ValueId) -> RuleResult<usize> {
+pub(super) fn window_axes(c: &OpCall<'_, '_>, x: ValueId) -> RuleResult<usize> {
     let rank = c.rank(x);
     invalid_if!(rank < 3, "expected at least three axes, found {rank}");
     Ok(rank - 2)
@@ -117,11 +117,16 @@ fn convolution_kernel(c: &OpCall<'_, '_>, x: ValueId, w: ValueId) -> RuleResult<
 fn convolution(c: &mut OpCall<'_, '_>) -> EmitResult {
     let [x, w] = c.first_tensors()?;
     let bias = c.opt_tensor(2)?;
+    let y = convolution_sums(c, x, w)?;
+    add_channel_bias(c, y, bias, c.dtype(x))
+}
+
+/// The convolution that the attributes describe, with sums that are not rounded.
+pub(super) fn convolution_sums(c: &mut OpCall<'_, '_>, x: ValueId, w: ValueId) -> EmitResult {
     let kernel = convolution_kernel(c, x, w)?;
     let windows = placed_windows(c, x, &kernel, false)?;
     let layout = ConvolutionLayout::new(c, w, windows, c.int_or("group", 1)?)?;
-    let y = layout.forward(c, x, w)?;
-    add_channel_bias(c, y, bias, c.dtype(x))
+    layout.forward(c, x, w)
 }
 
 fn transposed_convolution(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -212,6 +217,11 @@ fn max_pool(c: &mut OpCall<'_, '_>) -> RuleResult {
 
 fn average_pool(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.tensor(0)?;
+    average_pool_of(c, x)
+}
+
+/// The average pool that the attributes describe.
+pub(super) fn average_pool_of(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     let windows = pool_windows(c, x)?;
     let divisor = match c.flag("count_include_pad")? {
         true => AverageDivisor::PaddedElements,

@@ -38,8 +38,7 @@ fn definitions() -> HashMap<&'static str, Vec<OpDefinition>> {
 
 /// Attributes and operands that do not affect the numbers that the rules give.
 const HARMLESS: &[(&str, &str)] = &[
-    // Casts to floats of at most eight bits.
-    ("Cast", "saturate"),
+    // Casts to powers of two, which are refused, and casts of numbers that no float of 8 bits is too small for.
     ("Cast", "round_mode"),
     ("CastLike", "saturate"),
     ("CastLike", "round_mode"),

@@ -675,9 +675,9 @@ fn stored_data_must_fit_their_type() {
     assert_error_contains(&with(&|t| t.raw_data = None), "found 0 in typed fields");
     assert_error_contains(&with(&|t| t.dims = vec![-1, 2]), "extents, each 0 or more");
     assert_error_contains(&with(&|t| t.dims = vec![1 << 62, 1 << 62]), "expected fewer elements");
-    let notes = with(&|t| t.data_type = 3).import().expect("an opaque op").notes.join("; ");
+    let notes = with(&|t| t.data_type = 13).import().expect("an opaque op").notes.join("; ");
     assert!(
-        notes.contains("the stored tensor `w` has the element type int8, which is not supported"),
+        notes.contains("the stored tensor `w` has the element type uint64, which is not supported"),
         "{notes}"
     );
     assert_error_contains(&with(&|t| t.data_type = 99), "an element type of number 99");

@@ -1,7 +1,7 @@
 """Writes ops.txt: cases of ONNX ops with the results of the reference evaluator of the `onnx` package. The results
 of ops of com.microsoft, of recurrent layers, and of those that the evaluator lacks or gets wrong, are those of ONNX Runtime.
 
-    python3 ops.py > ops.txt        (needs onnx, onnxruntime and numpy)
+    python3 ops.py > ops.txt        (needs onnx, onnxruntime, numpy and ml_dtypes)
 
 A case is: version of the operators, domain and op, attributes, operands, number of results. An operand is a NumPy array;
 C(array) is a constant of the program, and None an omitted operand.
@@ -9,6 +9,7 @@ C(array) is a constant of the program, and None an omitted operand.
 
 import sys
 
+import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -17,6 +18,14 @@ from onnxruntime import InferenceSession
 DTYPES = {
     np.dtype("bool"): "bool",
     np.dtype("uint8"): "u8",
+    np.dtype("uint16"): "u16",
+    np.dtype("uint32"): "u32",
+    np.dtype("int8"): "i8",
+    np.dtype("int16"): "i16",
+    np.dtype(ml_dtypes.float8_e4m3fn): "f8e4m3",
+    np.dtype(ml_dtypes.float8_e5m2): "f8e5m2",
+    np.dtype(ml_dtypes.float8_e8m0fnu): "f8e8m0",
+    np.dtype(ml_dtypes.bfloat16): "bf16",
     np.dtype("int32"): "i32",
     np.dtype("int64"): "i64",
     np.dtype("float16"): "f16",
@@ -29,6 +38,8 @@ NAN = float("nan")
 
 # Ops of ONNX whose results are those of ONNX Runtime.
 BY_RUNTIME = {"SimplifiedLayerNormalization", "LRN", "GlobalMaxPool", "GlobalLpPool"}
+# Ops whose results have a dtype that follows from the operands.
+QUANTISED = ("QLinear", "Quantize", "Dequantize", "QGemm", "ConvInteger", "MatMulInteger")
 
 
 class C:
@@ -672,6 +683,90 @@ def runtime_attention():
     yield 20, gqa, heads, operands(*grown, None, None, None, None, wave(4)), 3
 
 
+def quantised():
+    """Quantised tensors, with scales for all elements, for slices of an axis, and for blocks."""
+    u8, i8, i16, u16 = np.uint8, np.int8, np.int16, np.uint16
+    e4m3, e5m2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+
+    def ints(*shape, dtype=u8, step=37):
+        info = np.iinfo(dtype)
+        return (info.min + np.arange(int(np.prod(shape))) * step % (info.max - info.min + 1)).astype(dtype).reshape(shape)
+
+    def one(x, dtype=np.float32):
+        return np.array(x, dtype)
+
+    wide = f(-1e9, -300, -1.25, -0.75, -0.25, -0.0, 0.25, 0.75, 1.25, 2.5, 63.6, 127.4, 300, 1e9, INF, -INF)
+    for dtype, zero in ((u8, 0), (u8, 128), (i8, 0), (i8, -5), (i16, 9), (u16, 40000)):
+        yield 21, "QuantizeLinear", {}, [wide, one(0.5), one(zero, dtype)]
+        yield 21, "DequantizeLinear", {}, [ints(3, 11, dtype=dtype), one(0.03), one(zero, dtype)]
+    yield 13, "QuantizeLinear", {}, [wave(2, 3), one(0.02)]
+    yield 13, "DequantizeLinear", {}, [ints(2, 3), one(0.02)]
+    yield 10, "DequantizeLinear", {}, [np.array([5, -(2**31), 2**31 - 1], np.int32), one(0.5)]
+    yield 21, "QuantizeLinear", {"output_dtype": 5}, [wave(2, 3), one(0.001)]
+    for axis in (0, 1, -1):
+        scales = f(0.1, 0.2, 0.05)
+        yield 13, "QuantizeLinear", {"axis": axis}, [wave(3, 3, 3), scales, ints(3, step=3)]
+        yield 13, "DequantizeLinear", {"axis": axis}, [ints(3, 3, 3, dtype=i8), scales, ints(3, dtype=i8)]
+    for axis, shape in ((0, (2, 4)), (1, (5, 2))):
+        blocks = {"axis": axis, "block_size": 3 if axis == 0 else 2}
+        scales = np.abs(wave(*shape)) + 0.1
+        yield 21, "QuantizeLinear", blocks, [wave(5, 4), scales, ints(*shape, dtype=i8, step=3)]
+        yield 21, "DequantizeLinear", blocks, [ints(5, 4), scales, ints(*shape, step=5)]
+    for dtype in (e4m3, e5m2):
+        numbers = f(0, 1, -1.06, 0.0009, 17.5, 447, 465, 60000, 1e6, -1e6, INF, NAN)
+        for saturate in (0, 1):
+            yield 21, "QuantizeLinear", {"saturate": saturate}, [numbers, one(1.0), one(0, dtype)]
+            yield 21, "Cast", {"to": 17 if dtype is e4m3 else 19, "saturate": saturate}, [numbers]
+        yield 21, "DequantizeLinear", {}, [f(1, -2, 0.5, 448, dtype=dtype), one(0.25), one(0, dtype)]
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        yield 21, "DequantizeLinear", {}, [ints(2, 5, dtype=i8), one(0.1, dtype), one(3, i8)]
+        yield 21, "QuantizeLinear", {}, [wave(2, 5, dtype=dtype), one(0.1, dtype), one(3, i8)]
+    for numbers in (wave(2, 5), f(0, 0), f(1, 2, 3), f(-1, -2), f(0.5)):
+        yield 11, "DynamicQuantizeLinear", {}, [numbers], 3
+    a, b = ints(2, 3), ints(3, 4, step=29)
+    zero = one(113, u8)
+    yield 10, "MatMulInteger", {}, [a, b]
+    yield 10, "MatMulInteger", {}, [a, ints(3, 4, dtype=i8), zero, one(-7, i8)]
+    yield 10, "MatMulInteger", {}, [ints(2, 2, 3, dtype=i8), b, one(5, i8), ints(4)]
+    yield 10, "MatMulInteger", {}, [ints(3), b, zero, zero]
+    yield 10, "ConvInteger", {"pads": [1, 1, 1, 1]}, [ints(1, 2, 3, 3), ints(2, 2, 2, 2), zero]
+    yield 10, "ConvInteger", {"group": 2, "strides": [2, 1]}, [ints(1, 2, 4, 3), ints(4, 1, 2, 2), zero, one(9, u8)]
+    scales = [one(0.02), one(0.03), one(0.4)]
+    x, y, z = ([s, one(v, u8)] for s, v in zip(scales, (120, 3, 100)))
+    for version in (10, 21):
+        yield version, "QLinearMatMul", {}, [a, *x, b, *y, *z]
+        yield version, "QLinearMatMul", {}, [a, *x, ints(3, 4, dtype=i8), f(0.02, 0.03, 0.01, 0.05), ints(4, dtype=i8, step=1), *z]
+    # Of 7 bits: ONNX Runtime adds pairs of products in 16 bits on some machines.
+    w = [ints(4, 1, 2, 2, dtype=i8) // 2, f(0.02, 0.01, 0.03, 0.02), np.zeros(4, i8)]
+    bias = np.array([100, -4000, 7, 0], np.int32)
+    yield 10, "QLinearConv", {"group": 2}, [ints(1, 2, 4, 3), *x, *w, *z, bias]
+    yield 10, "QLinearConv", {"pads": [1, 0, 0, 1]}, [ints(2, 2, 3, 3), *x, ints(2, 2, 2, 2), *y, *z]
+    ms = "com.microsoft::"
+    yield 20, ms + "QuantizeLinear", {"axis": 0}, [wave(3, 4), f(0.1, 0.2, 0.05), ints(3, step=3)]
+    yield 20, ms + "DequantizeLinear", {"axis": 0}, [ints(3, 4, dtype=u16), f(0.1, 0.2, 0.05), ints(3, dtype=u16)]
+    yield 20, ms + "MatMulIntegerToFloat", {}, [a, b, one(0.1), one(0.2)]
+    yield 20, ms + "MatMulIntegerToFloat", {}, [a, ints(3, 4, dtype=i8) // 2, one(0.1), f(0.1, 0.2, 0.3, 0.4), zero, ints(4, dtype=i8), wave(4)]
+    yield 20, ms + "DynamicQuantizeMatMul", {}, [wave(2, 3), ints(3, 4, dtype=i8) // 2, one(0.1)]
+    yield 20, ms + "DynamicQuantizeMatMul", {}, [wave(2, 2, 3), b, f(0.1, 0.2, 0.3, 0.4), ints(4), wave(4)]
+    turned = {"transA": 1, "transB": 1, "alpha": 0.5}
+    yield 20, ms + "QGemm", {}, [a, *x, b, *y, np.arange(4, dtype=np.int32) * 100, *z]
+    yield 20, ms + "QGemm", turned, [ints(3, 2), *x, ints(4, 3), *y]
+    p, q = ints(2, 4), ints(4, step=51)
+    yield 20, ms + "QLinearAdd", {}, [p, *x, q, *y, *z]
+    yield 20, ms + "QLinearMul", {}, [p, *x, q, *y, *z]
+    yield 20, ms + "QLinearSigmoid", {}, [p, *x, one(1 / 256), one(0, u8)]
+    yield 20, ms + "QLinearLeakyRelu", {"alpha": 0.2}, [p, *x, *y]
+    yield 20, ms + "QLinearSoftmax", {"opset": 13, "axis": -1}, [p, *x, one(1 / 256), one(0, u8)]
+    image = ints(1, 2, 4, 4)
+    yield 20, ms + "QLinearAveragePool", {"kernel_shape": [2, 2], "strides": [2, 2]}, [image, *x, *y]
+    padded = {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [1, 1, 0, 0]}
+    for more in ({}, {"ceil_mode": 1}, {"count_include_pad": 1}):
+        yield 20, ms + "QLinearAveragePool", padded | more, [image, *x, *y]
+    yield 20, ms + "QLinearGlobalAveragePool", {}, [image, *x, *y]
+    yield 20, ms + "QLinearConcat", {"axis": 1}, [*z, p, *x, ints(2, 3), *y]
+    yield 20, ms + "QLinearWhere", {}, [np.array([[True], [False]]), p, *x, ints(2, 4, step=11), *y, *z]
+
+
 def typed(array):
     dims = ",".join(map(str, array.shape))
     flat = array.reshape(-1).tolist()
@@ -716,20 +811,23 @@ def line(version, op, attributes, operands, results=1):
             feeds[f"x{k}"] = array
             values.append(helper.make_tensor_value_info(f"x{k}", helper.np_dtype_to_tensor_dtype(array.dtype), array.shape))
     domain, _, name = op.rpartition("::")
-    theirs = bool(domain) or name in BY_RUNTIME or name in ("RNN", "LSTM", "GRU") or (name == "BatchNormalization" and version < 14)
+    is_quantised = name.startswith(QUANTISED) or name == "DynamicQuantizeLinear"
+    theirs = bool(domain) or is_quantised or name in BY_RUNTIME or name in ("RNN", "LSTM", "GRU") or (name == "BatchNormalization" and version < 14)
     # The reference evaluator has the newest version only.
     theirs = theirs or (name == "Hardmax" and version < 13)
     node = helper.make_node(name, inputs, names, domain=domain, **attributes)
     kind = TensorProto.FLOAT if theirs else TensorProto.UNDEFINED
     integers = ["r1"] if name == "EmbedLayerNormalization" else []
     outputs = [helper.make_tensor_value_info(n, TensorProto.INT32 if n in integers else kind, None) for n in names]
-    for output in [] if theirs else outputs:
+    for output in [] if theirs and not is_quantised else outputs:
         # The dtype of the result follows from the operands.
         output.ClearField("type")
     graph = helper.make_graph([node], "case", values, outputs, constants)
     sets = [helper.make_opsetid("", version), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=sets, ir_version=10)
-    found = by_runtime(model, feeds) if theirs else by_evaluator(model, feeds)
+    # ONNX Runtime's interface in Python has no narrow floats.
+    has_narrow = any(array.dtype.name.startswith(("float8", "bfloat")) for array in feeds.values())
+    found = by_runtime(model, feeds) if theirs and not has_narrow else by_evaluator(model, feeds)
     shown = []
     for k, operand in enumerate(operands):
         if operand is None:
@@ -744,7 +842,7 @@ def line(version, op, attributes, operands, results=1):
 
 if __name__ == "__main__":
     print("# Written by ops.py: version, op and attributes | operands | results.")
-    for case in [*CASES, *recurrent(), *losses_and_moves(), *states(), *runtime_products(), *runtime_attention(), *resizes(), *grids(), *extremes()]:
+    for case in [*CASES, *recurrent(), *losses_and_moves(), *states(), *runtime_products(), *runtime_attention(), *resizes(), *grids(), *extremes(), *quantised()]:
         try:
             print(line(*case))
         except Exception as error:  # Shows which case the evaluator refuses.

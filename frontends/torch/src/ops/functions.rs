@@ -63,6 +63,10 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
             is_plain.select(scaled, other)
         })
     }),
+    row("aten.ldexp", "pow, mul", |c| {
+        let operands = float_operands(c)?;
+        c.formula(operands, |[x, exponent]| x * exponent.power_of(2.0))
+    }),
     row("aten.xlogy aten.special_xlogy", "x * log(y), in f64", |c| pair_through_f64(c, times_log)),
     row("aten.special_xlog1py", "x * log1p(y), in f64", |c| {
         pair_through_f64(c, |x, y| times_logarithm(x, y, y.log1p()))

@@ -24,6 +24,7 @@ mod linear;
 mod loss;
 mod normalize;
 mod padding;
+mod quantised;
 mod recurrent;
 mod reduce;
 mod resample;
@@ -73,6 +74,7 @@ static RULE_TABLES: RuleTables<OpRule> = RuleTables::new(&[
     strided::RULE_ROWS,
     embedding_bag::RULE_ROWS,
     triangular::RULE_ROWS,
+    quantised::RULE_ROWS,
 ]);
 
 pub(crate) fn find_rule(target: &str) -> Option<OpRule> {

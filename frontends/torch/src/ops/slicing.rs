@@ -382,15 +382,9 @@ fn repeat_interleave(c: &mut OpCall<'_, '_>) -> EmitResult {
         Some(_) => x,
         None => c.reshape(x, vec![c.ty(x).numel()])?,
     };
-    let mut shape = c.shape(x);
-    let axis = c.axis_or("dim", 0, shape.len())?;
-    unsupported_if!(shape.is_empty(), "the operand has no axis");
-    let y = c.unsqueeze(x, axis + 1)?;
-    let mut expanded = c.shape(y);
-    expanded[axis + 1] = n.clone();
-    let y = c.expand(y, expanded)?;
-    shape[axis] = shape[axis].clone() * n;
-    c.reshape(y, shape)
+    let axis = c.axis_or("dim", 0, c.rank(x))?;
+    unsupported_if!(c.rank(x) == 0, "the operand has no axis");
+    c.repeat_elements(x, axis, &n)
 }
 
 /// Each position as often as its count says. The number of results may depend on data.

@@ -2,10 +2,9 @@
 //! copy are the same value.
 
 use symmc_import::emit::extent_product;
-use symmc_import::{Emit, RuleCall, invalid, invalid_if, unsupported};
+use symmc_import::{Emit, RuleCall, invalid, invalid_if};
 use symmc_ir::Dim;
 
-use super::elementwise::identity;
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
@@ -18,7 +17,6 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     }),
     row("aten.reshape", "reshape", |c| reshape(c, "shape")),
     row("aten.view_as aten.reshape_as", "reshape", reshape_as),
-    row("aten.view.dtype", "(identity), where the dtype stays", view_dtype),
     row("aten.flatten aten.ravel", "reshape", flatten),
     row("aten.unflatten", "reshape", unflatten),
     row("aten.squeeze aten.squeeze_copy", "reshape", squeeze),
@@ -55,14 +53,6 @@ fn reshape(c: &mut OpCall<'_, '_>, name: &str) -> EmitResult {
 fn reshape_as(c: &mut OpCall<'_, '_>) -> EmitResult {
     let [x, template] = c.tensors_named(["self", "other"])?;
     c.reshape(x, c.shape(template))
-}
-
-fn view_dtype(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let x = c.first_tensor()?;
-    if c.opt_dtype("dtype")? == Some(c.dtype(x)) {
-        return identity(c);
-    }
-    unsupported!("reinterpreting bits as another dtype is not supported")
 }
 
 fn flatten(c: &mut OpCall<'_, '_>) -> EmitResult {

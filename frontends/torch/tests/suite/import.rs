@@ -342,7 +342,7 @@ fn broken_signatures_are_refused_by_name() {
     fake.output_specs.push(json!({"buffer_mutation": {"arg": {"name": "x"}, "buffer_name": "b"}}));
     assert!(fake.error().contains("expected f32[3] to be written, found f32[2]"));
     assert!(
-        Fake::new().input("x", "i8[2]").error().contains("`x` in the signature: expected a supported dtype")
+        Fake::new().input("x", "u64[2]").error().contains("`x` in the signature: expected a supported dtype")
     );
     let mut fake = base();
     fake.input_specs
@@ -432,9 +432,9 @@ fn broken_nodes_are_refused_by_name() {
         ("aten.slice.Tensor", "self=%x step=0", "f32[2,3]", "expected a step of at least 1, found 0"),
         (
             "aten.to.dtype",
-            "self=%x dtype=:i8",
+            "self=%x dtype=:u64",
             "f32[2,3]",
-            "expected a supported dtype as `dtype`, found dtype int8",
+            "expected a supported dtype as `dtype`, found dtype uint64",
         ),
         ("aten.gather.default", "self=%x dim=0 index=%i", "f32[4]", "expected 2 axes, found 1"),
         (

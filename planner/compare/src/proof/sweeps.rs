@@ -163,14 +163,16 @@ fn has_cast(pattern: &Pattern) -> bool {
     matches!(pattern, Pattern::Apply(op, args) if *op == Op::Cast || args.iter().any(has_cast))
 }
 
-fn supports(pattern: &Pattern, dtype: DType) -> bool {
+/// Whether the ops of a side are defined on its dtype, and on that of the operand of its cast.
+fn supports(pattern: &Pattern, dtype: DType, inner: DType) -> bool {
     let Pattern::Apply(op, args) = pattern else { return true };
+    let of_args = if *op == Op::Cast { inner } else { dtype };
     let own = match op {
         Op::Unary(op) => op.supports_dtype(dtype),
         Op::Binary(op) => op.supports_dtype(dtype),
         _ => true,
     };
-    own && args.iter().all(|arg| supports(arg, dtype))
+    own && args.iter().all(|arg| supports(arg, of_args, inner))
 }
 
 #[test]
@@ -180,8 +182,8 @@ fn equations_hold_for_all_dtypes_that_they_name() {
         let mut tried = 0;
         for dtype in DTYPES.iter().copied().filter(|&dtype| equation.types.contain(dtype)) {
             for inner in DTYPES.iter().copied().filter(|&inner| equation.types.contain(inner)) {
-                let casts = has_cast(left);
-                if !casts && inner != dtype || !supports(left, dtype) || !supports(right, dtype) {
+                let is_supported = [left, right].into_iter().all(|side| supports(side, dtype, inner));
+                if !has_cast(left) && inner != dtype || !is_supported {
                     continue;
                 }
                 let shape = [Dim::from(800)];
@@ -324,7 +326,8 @@ fn definitions_are_their_ops() {
 fn sums_over_ranks_are_sums_of_their_elements() {
     let mut r = SplitMix(4);
     for ranks in [2, 3, 5, 8] {
-        for dtype in DTYPES.iter().copied().filter(|&dtype| dtype != DType::Bool) {
+        let numbers = DTYPES.iter().copied().filter(|&dtype| dtype != DType::Bool);
+        for dtype in numbers.filter(|dtype| !dtype.is_storage_float()) {
             for reduce in ["sum", "avg"] {
                 if reduce == "avg" && !dtype.is_float() {
                     continue;

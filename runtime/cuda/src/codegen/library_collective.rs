@@ -48,7 +48,7 @@ impl Communicators {
             send: operand,
             receive: result,
             count,
-            dtype: call.dtype.facts().nccl,
+            dtype: call.dtype.facts().nccl.number(),
         };
         let elements = call.elements;
         let me = number as i32;

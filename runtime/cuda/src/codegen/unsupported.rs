@@ -9,6 +9,7 @@
 use indexmap::IndexSet;
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind, CollectiveReduceOp};
+use symmc_ir::types::NcclType;
 use symmc_plan::ParsedPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::custom::ValueMismatch;
@@ -136,9 +137,16 @@ fn unsupported_collective(call: &ResolvedCollective, gpus: &[u32]) -> Option<Cud
         call.kind,
         CollectiveKind::AllReduce(CollectiveReduceOp::Avg)
             | CollectiveKind::ReduceScatter(CollectiveReduceOp::Avg)
-    ) && matches!(call.dtype, DType::I32 | DType::U8);
+    ) && call.dtype.is_integer()
+        && call.dtype != DType::I64;
+    let dtype = call.dtype;
+    let is_sum_missing = call.kind.facts().reduces && matches!(dtype.facts().nccl, NcclType::Moved(_));
+    if is_sum_missing {
+        return Some(CudaError::Unsupported(format!(
+            "NCCL does not reduce {dtype}; expected another dtype, or a variant other than plain"
+        )));
+    }
     if wraps {
-        let dtype = call.dtype;
         return Some(CudaError::Unsupported(format!(
             "NCCL adds {dtype} in {dtype} before it divides, so that averages wrap around; expected i64 or floats, or a \
              variant other than plain"

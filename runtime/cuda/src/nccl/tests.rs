@@ -8,6 +8,7 @@ use std::time::Duration;
 use nccl_sys::{Comm, LibrarySearch, Nccl, Version, result_code};
 use symmc_ir::DType;
 use symmc_ir::collective::{AllToAllSplits, CollectiveKind, CollectiveReduceOp, CollectiveVariant};
+use symmc_ir::types::NcclType;
 use symmc_runtime::exec::{MemorySpace, ResolvedCollective, ResolvedRegion};
 
 use super::borrowed::BorrowedCommunicator;
@@ -161,7 +162,19 @@ fn kernels_that_skip_the_wait_never_follow_kernels() {
 
 #[test]
 fn dtypes_have_the_numbers_of_the_library() {
-    use nccl_sys::data_type::{BF16, F16, F32, F64, I32, I64, U8};
-    let numbers = DType::ALL.iter().map(|dtype| dtype.facts().nccl);
-    assert_eq!(numbers.collect::<Vec<_>>(), [U8, U8, I32, I64, F16, BF16, F32, F64]);
+    use nccl_sys::data_type as nccl;
+    let size = |number| match number {
+        nccl::I8 | nccl::U8 => 1,
+        nccl::F16 | nccl::BF16 => 2,
+        nccl::I32 | nccl::U32 | nccl::F32 => 4,
+        nccl::I64 | nccl::F64 => 8,
+        other => panic!("number {other}"),
+    };
+    for &dtype in DType::ALL {
+        assert_eq!(size(dtype.facts().nccl.number()), dtype.size(), "{dtype}");
+    }
+    let reduced = [DType::U8, DType::U32, DType::I8, DType::I32, DType::I64, DType::F16, DType::BF16];
+    let numbers = reduced.map(|dtype| dtype.facts().nccl);
+    let expected = [nccl::U8, nccl::U32, nccl::I8, nccl::I32, nccl::I64, nccl::F16, nccl::BF16];
+    assert_eq!(numbers, expected.map(NcclType::Reduced));
 }

@@ -20,16 +20,7 @@ pub struct Fake {
 
 /// The code of a dtype.
 pub fn code(dtype: DType) -> i32 {
-    match dtype {
-        DType::F32 => 1,
-        DType::U8 => 2,
-        DType::I32 => 6,
-        DType::I64 => 7,
-        DType::Bool => 9,
-        DType::F16 => 10,
-        DType::F64 => 11,
-        DType::BF16 => 16,
-    }
+    dtype.facts().onnx
 }
 
 /// Parses `f32[tokens,4]` into a dtype and extents.

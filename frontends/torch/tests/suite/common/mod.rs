@@ -14,23 +14,13 @@ use serde_json::{Map, Value, json};
 use symmc_torch::{ImportError, ImportOptions, ImportOutput};
 use zip::write::SimpleFileOptions;
 
-pub const DTYPES: [(&str, u32); 12] = [
-    ("u8", 1),
-    ("i8", 2),
-    ("i32", 4),
-    ("i64", 5),
-    ("f16", 6),
-    ("f32", 7),
-    ("f64", 8),
-    ("bool", 12),
-    ("bf16", 13),
-    ("f8", 29),
-    ("i16", 3),
-    ("c64", 10),
-];
-
+/// The number of a dtype, by its name in the IR or of one that the IR does not have.
 pub fn dtype_code(name: &str) -> u32 {
-    DTYPES.iter().find(|d| d.0 == name).unwrap_or_else(|| panic!("no dtype {name}")).1
+    match name {
+        "c64" => 10,
+        "u64" => 35,
+        _ => symmc_ir::DType::from_name(name).unwrap_or_else(|| panic!("no dtype {name}")).facts().torch.0,
+    }
 }
 
 /// A symbol as PyTorch prints it. Other expressions are unchanged.

@@ -82,7 +82,7 @@ impl KernelCall {
 /// The kernels' type name of an element.
 pub(super) fn element(dtype: DType) -> String {
     match dtype {
-        DType::Bool => "U8".to_string(),
+        DType::Bool | DType::F8E4M3 | DType::F8E5M2 | DType::F8E8M0 => "U8".to_string(),
         dtype => dtype.name().to_uppercase(),
     }
 }

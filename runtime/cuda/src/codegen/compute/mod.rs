@@ -67,7 +67,7 @@ fn lower_op(op: &Op, x: &[LocatedTensor], r: &[LocatedTensor], l: &mut KernelLow
         Op::Full(_) | Op::Iota { .. } | Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } => {
             loops::lower_elements(op, x, &r[0], l)
         }
-        Op::Select | Op::Cast => loops::lower_elements(op, x, &r[0], l),
+        Op::Select | Op::Cast | Op::Bitcast => loops::lower_elements(op, x, &r[0], l),
         Op::Reshape | Op::Copy => movement::copy(&x[0], &r[0], l),
         Op::Permute { .. } | Op::Slice { .. } | Op::Expand => Err(no_kernel(op)),
         Op::Concat { axis } => movement::concat(*axis, x, &r[0], l),
@@ -155,7 +155,7 @@ pub fn workspace(
             operands.first().map_or(0, |x| x.shape.iter().product::<usize>() * x.dtype.size())
         }
         Op::Full(_) | Op::Iota { .. } | Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } => 0,
-        Op::Select | Op::Cast | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => 0,
+        Op::Select | Op::Cast | Op::Bitcast | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => 0,
         Op::GroupedMatMul | Op::ArgReduce { .. } | Op::CumSum { .. } | Op::Softmax { .. } => 0,
         Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::RotaryEmbedding { .. } => 0,
         Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. } => 0,

@@ -239,11 +239,8 @@ impl<'a> SelectionKernel<'a> {
         }
         let kind = stored_type(x.dtype);
         let order = if largest { "~" } else { "" };
-        let key = self.line_function(
-            x,
-            &format!("(Key<{kind}>::K){order}fit_key<Key<{kind}>::K>(key_of(get($)))"),
-            l,
-        )?;
+        let key =
+            self.line_function(x, &format!("(Key<{kind}>::K){order}fit_key<{kind}>(key_of(get($)))"), l)?;
         let element = self.element(x, &x.shape, l)?;
         let coordinates = line_coordinates(&x.shape);
         let hold_value = self.hold(values, l)(&format!("line * {count} + j"), &element);

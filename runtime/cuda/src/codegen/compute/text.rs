@@ -50,8 +50,15 @@ pub(super) fn stored_type(dtype: DType) -> &'static str {
     match dtype {
         DType::Bool => "boolean",
         DType::U8 => "u8",
+        DType::U16 => "u16",
+        DType::U32 => "u32",
+        DType::I8 => "signed char",
+        DType::I16 => "short",
         DType::I32 => "int",
         DType::I64 => "i64",
+        DType::F8E4M3 => "f8e4m3",
+        DType::F8E5M2 => "f8e5m2",
+        DType::F8E8M0 => "f8e8m0",
         DType::F16 => "f16",
         DType::BF16 => "bf16",
         DType::F32 => "float",
@@ -73,7 +80,7 @@ pub(super) fn moved_type(dtype: DType) -> &'static str {
 pub(super) fn computed_type(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "double",
-        DType::F16 | DType::BF16 | DType::F32 => "float",
+        dtype if dtype.is_float() => "float",
         _ => "i64",
     }
 }

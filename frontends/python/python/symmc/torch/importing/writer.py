@@ -297,7 +297,7 @@ _DTYPES = {
     name: number
     for first, names in (
         (1, "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16"),
-        (29, "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz"),
+        (28, "uint16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu uint32 uint64"),
     )
     for number, name in enumerate(names.split(), first)
 }

@@ -7,6 +7,8 @@ namespace symmc_peer {
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
+typedef signed char i8;
+typedef short i16;
 typedef int i32;
 typedef unsigned long long u64;
 typedef long long i64;

@@ -12,23 +12,28 @@ struct Plain {
 };
 struct F32 : Plain<float> {};
 struct F64 : Plain<double> {};
+struct I8 : Plain<i8> {};
+struct I16 : Plain<i16> {};
 struct I32 : Plain<i32> {};
 struct I64 : Plain<i64> {};
 struct U8 : Plain<u8> {};
+struct U16 : Plain<u16> {};
+struct U32 : Plain<u32> {};
 
 /// Integers whose average needs an exact sum.
-struct WideU8 {
-    typedef u8 Stored;
+template <class T>
+struct WideInteger {
+    typedef T Stored;
     typedef i64 Acc;
     static __device__ __forceinline__ Acc widen(Stored x) { return x; }
     static __device__ __forceinline__ Stored narrow(Acc x) { return (Stored)x; }
 };
-struct WideI32 {
-    typedef i32 Stored;
-    typedef i64 Acc;
-    static __device__ __forceinline__ Acc widen(Stored x) { return x; }
-    static __device__ __forceinline__ Stored narrow(Acc x) { return (Stored)x; }
-};
+struct WideI8 : WideInteger<i8> {};
+struct WideI16 : WideInteger<i16> {};
+struct WideI32 : WideInteger<i32> {};
+struct WideU8 : WideInteger<u8> {};
+struct WideU16 : WideInteger<u16> {};
+struct WideU32 : WideInteger<u32> {};
 
 struct F16 {
     typedef u16 Stored;
@@ -47,9 +52,8 @@ struct BF16 {
 
 // Integers wrap; the maximum and the minimum of two floats are NaN if one of them is.
 struct Sum {
-    static __device__ __forceinline__ i32 of(i32 a, i32 b) { return (i32)((u32)a + (u32)b); }
-    static __device__ __forceinline__ i64 of(i64 a, i64 b) { return (i64)((u64)a + (u64)b); }
-    static __device__ __forceinline__ u8 of(u8 a, u8 b) { return (u8)(a + b); }
+    template <class A>
+    static __device__ __forceinline__ A of(A a, A b) { return (A)((u64)a + (u64)b); }
     static __device__ __forceinline__ float of(float a, float b) { return a + b; }
     static __device__ __forceinline__ double of(double a, double b) { return a + b; }
     template <u32 N, class A>
@@ -60,9 +64,8 @@ struct Avg : Sum {
     static __device__ __forceinline__ A finish(A a) { return a / (A)N; }
 };
 struct Prod {
-    static __device__ __forceinline__ i32 of(i32 a, i32 b) { return (i32)((u32)a * (u32)b); }
-    static __device__ __forceinline__ i64 of(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
-    static __device__ __forceinline__ u8 of(u8 a, u8 b) { return (u8)(a * b); }
+    template <class A>
+    static __device__ __forceinline__ A of(A a, A b) { return (A)((u64)a * (u64)b); }
     static __device__ __forceinline__ float of(float a, float b) { return a * b; }
     static __device__ __forceinline__ double of(double a, double b) { return a * b; }
     template <u32 N, class A>
@@ -108,7 +111,7 @@ struct Run {
         for (u32 k = 0; k < COUNT; k++) out[k] = T::widen(items[k]);
     }
     __device__ __forceinline__ void narrow(const Acc* x) {
-        if constexpr (sizeof(Stored) == 2) {
+        if constexpr (sizeof(Stored) == 2 && sizeof(Acc) == 4) {
 #pragma unroll
             for (u32 k = 0; k < COUNT / 2; k++) halves[k] = T::narrow(x[2 * k], x[2 * k + 1]);
         } else {

@@ -1,7 +1,7 @@
 // Element types, conversions, element-wise functions and reports of invalid data: the basis of all kernels.
 //
-// A stored element is read in its computed type (`get`): float for f16, bf16 and f32, double for f64, i64 for
-// integers and bool. It is written with one rounding to nearest even (`Put`); integers wrap. No CUDA header
+// A stored element is read in its computed type (`get`): float for f32 and narrower floats, double for f64, i64
+// for integers and bool. It is written with one rounding to nearest even (`Put`); integers wrap. No CUDA header
 // is included. Arithmetic uses `_rn` intrinsics if contraction of two ops into one would skip the rounding
 // between them.
 
@@ -10,20 +10,56 @@ namespace sc {
 struct bf16 { u16 v; };
 struct f16 { u16 v; };
 struct boolean { u8 v; };
+struct f8e4m3 { u8 v; };
+struct f8e5m2 { u8 v; };
+struct f8e8m0 { u8 v; };
 
 SC_FN float get(bf16 x) { return __uint_as_float((u32)x.v << 16); }
 SC_FN float get(f16 x) { return f16_to_float(x.v); }
 SC_FN float get(float x) { return x; }
 SC_FN double get(double x) { return x; }
+SC_FN i64 get(signed char x) { return x; }
+SC_FN i64 get(short x) { return x; }
 SC_FN i64 get(int x) { return x; }
+SC_FN i64 get(u16 x) { return x; }
+SC_FN i64 get(u32 x) { return x; }
 SC_FN i64 get(i64 x) { return x; }
 SC_FN i64 get(u8 x) { return x; }
 SC_FN i64 get(boolean x) { return x.v != 0; }
+
+// Floats of 8 bits, as in `ir/src/float8.rs`. The products are exact, and make subnormal numbers normal.
+SC_FN float get(f8e4m3 x) {
+    const u32 magnitude = x.v & 0x7fu;
+    const u32 finite = __float_as_uint(__uint_as_float(magnitude << 20) * __uint_as_float((127u + 120) << 23));
+    return __uint_as_float((x.v & 0x80u) << 24 | (magnitude == 0x7f ? 0x7fc00000u : finite));
+}
+SC_FN float get(f8e5m2 x) {
+    const u32 magnitude = x.v & 0x7fu;
+    const u32 finite = __float_as_uint(__uint_as_float(magnitude << 21) * __uint_as_float((127u + 112) << 23));
+    const u32 special = magnitude == 0x7c ? 0x7f800000u : 0x7fc00000u;
+    return __uint_as_float((x.v & 0x80u) << 24 | (magnitude < 0x7c ? finite : special));
+}
+SC_FN float get(f8e8m0 x) {
+    return __uint_as_float(x.v == 0 ? 1u << 22 : x.v == 0xff ? 0x7fc00000u : (u32)x.v << 23);
+}
+
+// The magnitude of a float, as bits, rounded to nearest even with MANTISSA bits of mantissa and this bias of
+// exponents. It is below the overflow.
+template <u32 MANTISSA, u32 BIAS> SC_FN u32 round_magnitude(u32 magnitude) {
+    constexpr u32 DROPPED = 23 - MANTISSA, SHIFT = (127 + DROPPED + 1 - BIAS) << 23;
+    const u32 rebiased = magnitude - ((127 - BIAS) << 23);
+    const u32 normal = (rebiased + (1u << (DROPPED - 1)) - 1 + (rebiased >> DROPPED & 1)) >> DROPPED;
+    const float sum = __fadd_rn(__uint_as_float(magnitude), __uint_as_float(SHIFT));
+    return magnitude < (127 - BIAS + 1) << 23 ? __float_as_uint(sum) - SHIFT : normal;
+}
 
 // The type in which an element is computed.
 template <class T> struct Computed { typedef i64 C; };
 template <> struct Computed<bf16> { typedef float C; };
 template <> struct Computed<f16> { typedef float C; };
+template <> struct Computed<f8e4m3> { typedef float C; };
+template <> struct Computed<f8e5m2> { typedef float C; };
+template <> struct Computed<f8e8m0> { typedef float C; };
 template <> struct Computed<float> { typedef float C; };
 template <> struct Computed<double> { typedef double C; };
 
@@ -71,15 +107,51 @@ template <> struct Put<double> {
     SC_FN double of(double x) { return x; }
     SC_FN double of(i64 x) { return __ll2double_rn(x); }
 };
-template <> struct Put<int> {
-    template <class C> SC_FN int of(C x) { return (int)to_int(x); }
+template <> struct Put<f8e4m3> {
+    SC_FN f8e4m3 of(float x) {
+        const u32 bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu, largest = 0x43e00000u;
+        const u32 rounded = round_magnitude<3, 7>(magnitude < largest ? magnitude : largest);
+        f8e4m3 r;
+        r.v = (u8)((bits >> 24 & 0x80) | (magnitude > 0x7f800000u ? 0x7f : rounded));
+        return r;
+    }
+    SC_FN f8e4m3 of(double x) { return of(to_odd(x)); }
+    SC_FN f8e4m3 of(i64 x) { return of((double)x); }
 };
-template <> struct Put<i64> {
-    template <class C> SC_FN i64 of(C x) { return to_int(x); }
+template <> struct Put<f8e5m2> {
+    SC_FN f8e5m2 of(float x) {
+        const u32 bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu, overflow = 0x47800000u;
+        const u32 rounded = round_magnitude<2, 15>(magnitude < overflow ? magnitude : overflow);
+        f8e5m2 r;
+        r.v = (u8)((bits >> 24 & 0x80) | (magnitude > 0x7f800000u ? 0x7f : rounded));
+        return r;
+    }
+    SC_FN f8e5m2 of(double x) { return of(to_odd(x)); }
+    SC_FN f8e5m2 of(i64 x) { return of((double)x); }
 };
-template <> struct Put<u8> {
-    template <class C> SC_FN u8 of(C x) { return (u8)to_int(x); }
+template <> struct Put<f8e8m0> {
+    SC_FN f8e8m0 of(float x) {
+        const u32 magnitude = __float_as_uint(x) & 0x7fffffffu, exponent = magnitude >> 23;
+        const u32 rounds_up = (magnitude & 0x7fffff) + (exponent > 0) > 0x400000;
+        f8e8m0 r;
+        r.v = (u8)(exponent == 0xff ? 0xff : exponent + rounds_up);
+        return r;
+    }
+    SC_FN f8e8m0 of(double x) { return of(to_odd(x)); }
+    SC_FN f8e8m0 of(i64 x) { return of((double)x); }
 };
+#define SC_INTEGER(T)                                                                                       \
+    template <> struct Put<T> {                                                                             \
+        template <class C> SC_FN T of(C x) { return (T)to_int(x); }                                         \
+    };
+SC_INTEGER(signed char)
+SC_INTEGER(short)
+SC_INTEGER(int)
+SC_INTEGER(i64)
+SC_INTEGER(u8)
+SC_INTEGER(u16)
+SC_INTEGER(u32)
+#undef SC_INTEGER
 template <> struct Put<boolean> {
     template <class C> SC_FN boolean of(C x) {
         boolean r;
@@ -93,6 +165,16 @@ template <class T> SC_FN T raw(u64 bits) {
     union { u64 bits; T x; } u;
     u.bits = bits;
     return u.x;
+}
+
+// The bits of an element as an element of another type.
+template <class T, class U> SC_FN T bits_as(U x) {
+    union Bits {
+        U x;
+        T y;
+        __device__ Bits(U x) : x(x) {}
+    } bits(x);
+    return bits.y;
 }
 
 // V adjacent elements, moved in one access.

@@ -16,15 +16,18 @@ SC_FN u64 key_of(i64 x) { return (u64)x ^ 0x8000000000000000ull; }
 template <class T> struct Key { typedef u32 K; };
 template <> struct Key<i64> { typedef u64 K; };
 template <> struct Key<double> { typedef u64 K; };
-SC_FN u32 narrow_key(u32 k) { return k; }
-// Integers of up to 32 bits: their keys differ only in the last 33 bits.
-SC_FN u32 narrow_key(u64 k) { return (u32)(k ^ 0x8000000000000000ull) ^ 0x80000000u; }
-template <class K> SC_FN K fit_key(u32 k) { return k; }
-template <class K> SC_FN K fit_key(u64 k) { return sizeof(K) == 8 ? (K)k : (K)narrow_key(k); }
+// The bit that orders the numbers of a type of integers of up to 32 bits: they are the lower half of the key.
+template <class T> struct OrderBit { static const u32 BIT = 0x80000000u; };
+template <> struct OrderBit<u32> { static const u32 BIT = 0; };
+// The key of an element of type T.
+template <class T> SC_FN u32 fit_key(u32 k) { return k; }
+template <class T> SC_FN typename Key<T>::K fit_key(u64 k) {
+    typedef typename Key<T>::K K;
+    return sizeof(K) == 8 ? (K)k : (K)((u32)k ^ OrderBit<T>::BIT);
+}
 
 template <class L> SC_FN typename Key<typename L::T>::K row_key(const typename L::T *row, i64 i) {
-    typedef typename Key<typename L::T>::K K;
-    K k = fit_key<K>(key_of(get(row[i * L::x_step])));
+    typename Key<typename L::T>::K k = fit_key<typename L::T>(key_of(get(row[i * L::x_step])));
     return L::DESCENDING ? ~k : k;
 }
 

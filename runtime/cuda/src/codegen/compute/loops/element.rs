@@ -38,6 +38,10 @@ pub(in super::super) fn op_value(
             let expression = format!("{} ? {} : {}", name(0), LoopBody::name(x[1].0), LoopBody::name(x[2].0));
             return Ok(body.compute(stored_type(to), expression, operands));
         }
+        Op::Bitcast => {
+            let expression = format!("bits_as<{}>({})", stored_type(to), LoopBody::name(x[0].0));
+            return Ok(body.compute(stored_type(to), expression, operands));
+        }
         Op::Cast if x[0].1 == to => return Ok(x[0].0),
         Op::Cast => name(0),
         _ => return Err(no_kernel(op)),
