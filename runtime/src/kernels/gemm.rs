@@ -2,6 +2,7 @@
 
 use super::element::ComputeNumber;
 use super::math::RealNumber;
+use super::simd::widened;
 
 /// A matrix in memory: its first element, and the distances between rows and between columns in elements.
 #[derive(Clone, Copy, Debug)]
@@ -131,58 +132,59 @@ unsafe fn add_scaled_rows<C: GemmNumber>(alpha: C, x: &[C], b: GemmMatrix<C>, y:
     for (first, y) in y.chunks_mut(COLUMNS_PER_BLOCK).enumerate() {
         for (group, x) in x.chunks(ROWS_PER_SUM).enumerate() {
             let mut sum = [C::ZERO; COLUMNS_PER_BLOCK];
+            let sum = &mut sum[..y.len()];
             for (k, &x) in x.iter().enumerate() {
                 let row = b.element_at(group * ROWS_PER_SUM + k, first * COLUMNS_PER_BLOCK);
                 // SAFETY: a part of a row of `b`.
                 let row = unsafe { std::slice::from_raw_parts(row.ptr.cast_const(), y.len()) };
-                for (s, &b) in sum.iter_mut().zip(row) {
-                    *s += x * b;
+                add_scaled::<C>(sum, x, row);
+            }
+            add_scaled::<C>(y, alpha, sum);
+        }
+    }
+}
+
+widened! {
+    fn add_scaled<C: RealNumber>(sums: &mut [C], factor: C, x: &[C]) {
+        sums.iter_mut().zip(x).for_each(|(sum, &x)| *sum += factor * x);
+    }
+}
+
+widened! {
+    /// The dot product, in lanes over chunks whose sums are added in f64.
+    pub(super) fn dot_product<C: RealNumber>(x: &[C], y: &[C]) -> C {
+        const LANES: usize = 32;
+        const CHUNK_ELEMENTS: usize = 2048;
+        let mut total = 0.0;
+        for (x, y) in x.chunks(CHUNK_ELEMENTS).zip(y.chunks(CHUNK_ELEMENTS)) {
+            let mut lanes = [C::ZERO; LANES];
+            let (xs, x_rest) = x.as_chunks::<LANES>();
+            let (ys, y_rest) = y.as_chunks::<LANES>();
+            let tail: f64 = x_rest.iter().zip(y_rest).map(|(&x, &y)| (x * y).wide()).sum();
+            for (x, y) in xs.iter().zip(ys) {
+                for i in 0..LANES {
+                    lanes[i] += x[i] * y[i];
                 }
             }
-            for (y, &s) in y.iter_mut().zip(&sum) {
-                *y += alpha * s;
-            }
+            total += lanes.iter().map(|l| l.wide()).sum::<f64>() + tail;
         }
+        C::of(total)
     }
 }
 
-/// The dot product, in eight lanes over chunks whose sums are added in f64.
-#[inline(always)]
-pub(super) fn dot_product<C: RealNumber>(x: &[C], y: &[C]) -> C {
-    const LANES: usize = 8;
-    const CHUNK_ELEMENTS: usize = 512;
-    let mut total = 0.0;
-    for (x, y) in x.chunks(CHUNK_ELEMENTS).zip(y.chunks(CHUNK_ELEMENTS)) {
-        let mut lanes = [C::ZERO; LANES];
-        let xs = x.chunks_exact(LANES);
-        let ys = y.chunks_exact(LANES);
-        let tail: f64 = xs.remainder().iter().zip(ys.remainder()).map(|(&x, &y)| (x * y).wide()).sum();
-        for (x, y) in xs.zip(ys) {
-            for i in 0..LANES {
-                lanes[i] += x[i] * y[i];
-            }
-        }
-        total += lanes.iter().map(|l| l.wide()).sum::<f64>() + tail;
-    }
-    C::of(total)
-}
-
-/// The sum, in eight lanes over chunks whose sums are added in f64.
+/// The sum in f64, in lanes.
 #[inline(always)]
 pub(super) fn sum_mapped<C: ComputeNumber, R: RealNumber>(x: &[C], f: impl Fn(C) -> R) -> f64 {
-    const LANES: usize = 8;
-    const CHUNK_ELEMENTS: usize = 256;
-    let mut total = 0.0;
-    for x in x.chunks(CHUNK_ELEMENTS) {
-        let mut lanes = [R::ZERO; LANES];
-        let xs = x.chunks_exact(LANES);
-        let tail: f64 = xs.remainder().iter().map(|&x| f(x).wide()).sum();
-        for x in xs {
-            for i in 0..LANES {
-                lanes[i] += f(x[i]);
-            }
+    const LANES: usize = 16;
+    let mut lanes = [0.0; LANES];
+    let (runs, rest) = x.as_chunks::<LANES>();
+    for run in runs {
+        for i in 0..LANES {
+            lanes[i] += f(run[i]).wide();
         }
-        total += lanes.iter().map(|l| l.wide()).sum::<f64>() + tail;
     }
-    total
+    // Other uses of the lanes would keep them out of registers.
+    let tail: f64 = rest.iter().map(|&x| f(x).wide()).sum();
+    // A tree of additions here would make the compiler choose narrow vectors above.
+    lanes.iter().sum::<f64>() + tail
 }

@@ -9,7 +9,9 @@ use symmc_ir::{DType, ReductionKind};
 use super::error::{KernelError, Result};
 use super::reduce::Accumulate;
 use super::scratch::{Scratch, ScratchBuffer};
-use super::strided::{CopyPlan, Odometer, StridedAxis, StridedReader, StridedView, StridedWriter, copy_view};
+use super::strided::{
+    CopyPlan, Odometer, StridedAxis, StridedReader, StridedView, StridedWriter, copy_view, merge_axes,
+};
 
 /// Reads indices as offsets along an axis: checked against its extent and multiplied by `stride`.
 fn index_offsets(
@@ -135,7 +137,16 @@ pub(super) fn index_axes(
     let offsets = joint_offsets(indices, axis, x, &i.at, scratch)?;
     let (before, positions, inner) = split_axes(result, axis, i.at.len());
     let plan = CopyPlan::new(&i.rest, inner, x.dtype.size());
-    if result.numel() > 0 {
+    let line = merge_axes(positions);
+    if result.numel() > 0 && i.rest.iter().all(|axis| axis.n == 1) && line.len() <= 1 {
+        let line = line.first().copied().unwrap_or(StridedAxis { n: 1, stride: 0 });
+        let mut outer = Odometer::new([&i.before, before]);
+        while let Some([from, to]) = outer.next() {
+            let source = x.ptr.wrapping_offset(from);
+            let target = result.ptr.wrapping_offset(to);
+            gather_elements(x.dtype.size(), source, &offsets, 0, target, line.stride);
+        }
+    } else if result.numel() > 0 {
         let mut outer = Odometer::new([&i.before, before]);
         while let Some([from, to]) = outer.next() {
             let mut places = Odometer::new([positions]);
@@ -174,14 +185,41 @@ pub(super) fn gather(
     let mut from = x.axes.clone();
     from[axis].stride = 0;
     clip_axes(&mut from, indices);
-    let element = CopyPlan::new(&[], &[], x.dtype.size());
-    let mut positions = Odometer::new([&from, &result.axes]);
-    for &along in offsets.iter() {
-        let Some([from, to]) = positions.next() else { break };
-        element.run(x.ptr.wrapping_offset(from + along as isize), result.ptr.wrapping_offset(to));
+    let mut to = result.axes.clone();
+    if let (Some(last), Some(last_from)) = (to.pop(), from.pop()) {
+        let mut positions = Odometer::new([&from, &to]);
+        for line in offsets.chunks(last.n.max(1)) {
+            let Some([from, to]) = positions.next() else { break };
+            let source = x.ptr.wrapping_offset(from);
+            let target = result.ptr.wrapping_offset(to);
+            gather_elements(x.dtype.size(), source, line, last_from.stride, target, last.stride);
+        }
+    } else if let Some(&offset) = offsets.first() {
+        gather_elements(x.dtype.size(), x.ptr, &[offset], 0, result.ptr, 0);
     }
     scratch.return_buffer(offsets);
     Ok(())
+}
+
+/// Copies one element of `size` bytes for each offset. The source advances by `step` bytes from each to the next, the
+/// target by `stride`. All of these elements must exist.
+fn gather_elements(size: usize, from: *const u8, offsets: &[i64], step: isize, to: *mut u8, stride: isize) {
+    match size {
+        1 => gather_typed::<u8>(from, offsets, step, to, stride),
+        2 => gather_typed::<u16>(from, offsets, step, to, stride),
+        4 => gather_typed::<u32>(from, offsets, step, to, stride),
+        _ => gather_typed::<u64>(from, offsets, step, to, stride),
+    }
+}
+
+fn gather_typed<T: Copy>(from: *const u8, offsets: &[i64], step: isize, to: *mut u8, stride: isize) {
+    for (i, &offset) in offsets.iter().enumerate() {
+        let source = from.wrapping_offset(offset as isize + step * i as isize);
+        let target = to.wrapping_offset(stride * i as isize);
+        // SAFETY: the offsets were checked against the extents, so both are elements of the views of the caller, of
+        // this size and alignment.
+        unsafe { target.cast::<T>().write(source.cast::<T>().read()) };
+    }
 }
 
 /// Gives `axes` the extents of `indices`.

@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use super::element::ComputeNumber;
+use super::polynomials;
 
 /// The functions of a floating-point type that element-wise functions and normalisations need.
 pub(super) trait RealNumber:
@@ -25,8 +26,6 @@ pub(super) trait RealNumber:
     fn exp(self) -> Self;
     fn ln(self) -> Self;
     fn sqrt(self) -> Self;
-    fn sin(self) -> Self;
-    fn cos(self) -> Self;
     fn tanh(self) -> Self;
     fn floor(self) -> Self;
     fn ceil(self) -> Self;
@@ -37,24 +36,16 @@ pub(super) trait RealNumber:
     fn is_nan(self) -> bool;
     fn is_finite(self) -> bool;
 
-    /// The error function, in f64 with the precision that this type needs.
-    fn erf_wide(x: f64) -> f64;
-
-    fn erf(self) -> Self {
-        Self::of(Self::erf_wide(self.wide()))
-    }
+    fn erf(self) -> Self;
+    /// `x` times the normal distribution function.
+    fn gelu(self) -> Self;
+    /// The sines, or the cosines, of all elements of a block.
+    fn sin_block(x: &[Self], out: &mut [Self]);
+    fn cos_block(x: &[Self], out: &mut [Self]);
     /// `1 / (1 + e^-x)`.
     #[inline(always)]
     fn sigmoid(self) -> Self {
         Self::ONE / (Self::ONE + (-self).exp())
-    }
-    /// `x` times the normal distribution function.
-    fn gelu(self) -> Self {
-        let x = self.wide();
-        let scaled = x * std::f64::consts::FRAC_1_SQRT_2;
-        // The sum with 1 cancels where the error function is near -1.
-        let above = if scaled <= -ERFC_START { erfc_fraction(-scaled) } else { 1.0 + Self::erf_wide(scaled) };
-        Self::of(0.5 * x * above)
     }
     /// The approximation of [`gelu`](Self::gelu) by tanh. Since `(1 + tanh u) / 2` is the logistic function
     /// of `2 u`, there is no cancellation.
@@ -67,12 +58,12 @@ pub(super) trait RealNumber:
     /// The larger number; the first if both are equal, NaN if either is NaN.
     #[inline(always)]
     fn max_nan(self, other: Self) -> Self {
-        if self >= other || self.is_nan() { self } else { other }
+        if (self >= other) | self.is_nan() { self } else { other }
     }
     /// The smaller number; the first if both are equal, NaN if either is NaN.
     #[inline(always)]
     fn min_nan(self, other: Self) -> Self {
-        if self <= other || self.is_nan() { self } else { other }
+        if (self <= other) | self.is_nan() { self } else { other }
     }
     /// The remainder with the sign of the divisor.
     fn rem_floor(self, divisor: Self) -> Self {
@@ -101,7 +92,7 @@ fn exact_floor_div(x: f64, y: f64) -> f64 {
 const SQRT_2_OVER_PI: f64 = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
 
 macro_rules! real {
-    ($($t:ident, $exp:expr, $erf:expr;)*) => { $(
+    ($t:ident, { $($functions:tt)* }) => {
         impl RealNumber for $t {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -113,16 +104,7 @@ macro_rules! real {
             #[inline(always)]
             fn abs(self) -> Self { $t::abs(self) }
             #[inline(always)]
-            fn erf_wide(x: f64) -> f64 { $erf(x) }
-            #[inline(always)]
-            fn exp(self) -> Self { $exp(self) }
-            #[inline(always)]
-            fn ln(self) -> Self { $t::ln(self) }
-            #[inline(always)]
             fn sqrt(self) -> Self { $t::sqrt(self) }
-            fn sin(self) -> Self { $t::sin(self) }
-            fn cos(self) -> Self { $t::cos(self) }
-            fn tanh(self) -> Self { $t::tanh(self) }
             #[inline(always)]
             fn floor(self) -> Self { $t::floor(self) }
             #[inline(always)]
@@ -137,42 +119,79 @@ macro_rules! real {
             fn is_nan(self) -> bool { $t::is_nan(self) }
             #[inline(always)]
             fn is_finite(self) -> bool { $t::is_finite(self) }
+            $($functions)*
         }
-    )* };
+    };
 }
 
-real! {
-    f32, exp_f32, erf_terms::<ERF_TERMS_F32>;
-    f64, f64::exp, erf;
-}
-
-/// `e^x` without branches, so that loops over it vectorise: `x = n ln 2 + r` with `|r| <= ln 2 / 2`, the
-/// Taylor polynomial of degree 7 in `r`, and a scaling by `2^n` in two factors. The error is at most 2 units
-/// in the last place.
-#[inline(always)]
-pub(super) fn exp_f32(x: f32) -> f32 {
-    // ln 2 in two parts, the first with enough trailing zeros that `n * LN2_HIGH` is exact.
-    const LN2_HIGH: f32 = 0.693_359_4;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
-    const ROUNDING_ADDEND: f32 = 12_582_912.0;
-    let bounded = x.clamp(-104.0, 89.0);
-    let shifted = bounded * std::f32::consts::LOG2_E + ROUNDING_ADDEND;
-    let n = shifted - ROUNDING_ADDEND;
-    let r = (bounded - n * LN2_HIGH) - n * LN2_LOW;
-    let mut p = 1.0 / 5040.0;
-    for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
-        p = p * r + c;
+real!(f32, {
+    #[inline(always)]
+    fn exp(self) -> f32 {
+        polynomials::exp(self)
     }
-    // The integer is in the low bits of `shifted`. For a NaN it is arbitrary, but `p` is NaN.
-    let n = (shifted.to_bits() as i32).wrapping_sub(ROUNDING_ADDEND.to_bits() as i32);
-    let half = n >> 1;
-    p * power_of_two(half) * power_of_two(n.wrapping_sub(half))
-}
+    #[inline(always)]
+    fn ln(self) -> f32 {
+        polynomials::ln(self)
+    }
+    #[inline(always)]
+    fn tanh(self) -> f32 {
+        polynomials::tanh(self)
+    }
+    #[inline(always)]
+    fn erf(self) -> f32 {
+        polynomials::erf(self)
+    }
+    #[inline(always)]
+    fn gelu(self) -> f32 {
+        polynomials::gelu(self)
+    }
+    #[inline(always)]
+    fn sin_block(x: &[f32], out: &mut [f32]) {
+        map_angles(x, out, polynomials::sin, f32::sin);
+    }
+    #[inline(always)]
+    fn cos_block(x: &[f32], out: &mut [f32]) {
+        map_angles(x, out, polynomials::cos, f32::cos);
+    }
+});
 
+real!(f64, {
+    fn exp(self) -> f64 {
+        f64::exp(self)
+    }
+    fn ln(self) -> f64 {
+        f64::ln(self)
+    }
+    fn tanh(self) -> f64 {
+        f64::tanh(self)
+    }
+    fn erf(self) -> f64 {
+        erf(self)
+    }
+    fn gelu(self) -> f64 {
+        let scaled = self * std::f64::consts::FRAC_1_SQRT_2;
+        // The sum with 1 cancels where the error function is near -1.
+        let above = if scaled <= -ERFC_START { erfc_fraction(-scaled) } else { 1.0 + erf(scaled) };
+        0.5 * self * above
+    }
+    fn sin_block(x: &[f64], out: &mut [f64]) {
+        out.iter_mut().zip(x).for_each(|(y, x)| *y = x.sin());
+    }
+    fn cos_block(x: &[f64], out: &mut [f64]) {
+        out.iter_mut().zip(x).for_each(|(y, x)| *y = x.cos());
+    }
+});
+
+/// Applies `reduced` to each angle that it accepts, and `any` to the large ones.
 #[inline(always)]
-fn power_of_two(exponent: i32) -> f32 {
-    f32::from_bits((exponent.wrapping_add(127) << 23) as u32)
+fn map_angles(x: &[f32], out: &mut [f32], reduced: impl Fn(f32) -> f32, any: impl Fn(f32) -> f32) {
+    let is_large = |x: f32| x.abs() >= polynomials::MAX_REDUCED_ANGLE;
+    out.iter_mut().zip(x).for_each(|(y, &x)| *y = reduced(x));
+    if x.iter().fold(false, |large, &x| large | is_large(x)) {
+        for (y, &x) in out.iter_mut().zip(x).filter(|(_, x)| is_large(**x)) {
+            *y = any(x);
+        }
+    }
 }
 
 /// The distance between the points around which [`erf`] is expanded.
@@ -180,25 +199,18 @@ const ERF_STEP: f64 = 0.125;
 /// From this argument on `erf` is 1 in f64.
 const ERF_END: f64 = 6.0;
 const ERF_TERMS: usize = 12;
-/// The number of terms that f32 needs.
-const ERF_TERMS_F32: usize = 8;
 
-/// The error function, to within a few units in the last place of f64.
+/// The error function, to within a few units in the last place of f64, from Taylor polynomials around the
+/// multiples of 1/8. The derivatives of erf are `2/√π e^(-c²)` times Hermite polynomials (Abramowitz and Stegun,
+/// 7.1.19).
 pub(super) fn erf(x: f64) -> f64 {
-    erf_terms::<ERF_TERMS>(x)
-}
-
-/// The error function from Taylor polynomials of `N` terms around the multiples of 1/8. The derivatives of
-/// erf are `2/√π e^(-c²)` times Hermite polynomials (Abramowitz and Stegun, 7.1.19).
-#[inline]
-fn erf_terms<const N: usize>(x: f64) -> f64 {
     static ERF_TABLE: LazyLock<Vec<[f64; ERF_TERMS]>> = LazyLock::new(|| {
         (0..=(ERF_END / ERF_STEP) as usize).map(|i| erf_expansion(i as f64 * ERF_STEP)).collect()
     });
     let a = x.abs().min(ERF_END);
     let near = (a / ERF_STEP + 0.5) as usize;
     let h = a - near as f64 * ERF_STEP;
-    let y = ERF_TABLE[near][..N].iter().rev().fold(0.0, |y, c| y * h + c);
+    let y = ERF_TABLE[near].iter().rev().fold(0.0, |y, c| y * h + c);
     let y = if a >= ERF_END { 1.0 } else { y };
     // The minimum above drops NaN.
     if x.is_nan() { x } else { y.copysign(x) }
@@ -243,23 +255,6 @@ fn erf_expansion(c: f64) -> [f64; ERF_TERMS] {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn exp_is_within_two_units_in_the_last_place() {
-        let mut x = -103.0f32;
-        while x < 88.7 {
-            let (ours, exact) = (f64::from(exp_f32(x)), f64::from(x).exp());
-            let unit = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
-            assert!((ours - exact).abs() <= 2.0 * unit, "exp({x}) = {ours:e}, {exact:e}");
-            x += 0.013;
-        }
-        assert_eq!(exp_f32(0.0), 1.0);
-        assert_eq!(exp_f32(f32::NEG_INFINITY), 0.0);
-        assert_eq!(exp_f32(f32::INFINITY), f32::INFINITY);
-        assert_eq!(exp_f32(1000.0), f32::INFINITY);
-        assert_eq!(exp_f32(-1000.0), 0.0);
-        assert!(exp_f32(f32::NAN).is_nan());
-    }
 
     #[test]
     fn erf_agrees_with_tabulated_values() {

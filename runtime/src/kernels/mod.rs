@@ -16,6 +16,7 @@
 
 mod attention;
 mod attention_gradient;
+mod blocks;
 mod element;
 mod error;
 mod faults;
@@ -26,6 +27,7 @@ mod matmul;
 mod needs;
 mod norm;
 mod pointwise;
+mod polynomials;
 mod reduce;
 mod rotary;
 mod route;

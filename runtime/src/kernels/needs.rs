@@ -43,8 +43,10 @@ pub(super) fn reduction(axes: &[usize], x: &StridedView, out: &mut ScratchNeeds)
     let last_axis = axes.last()?;
     let width: usize =
         (last_axis + 1..x.rank()).filter(|a| !axes.contains(a)).map(|a| x.axis_len(a)).product();
-    let buffers = if width == 1 { 0 } else { 2 };
-    (0..buffers).for_each(|_| add_accumulators(x.dtype, width, out));
+    if width != 1 {
+        add_accumulators(x.dtype, width, out);
+        for_number!(x.dtype, C => out.add::<C>(width));
+    }
     Some(())
 }
 

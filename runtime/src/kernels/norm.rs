@@ -45,13 +45,15 @@ pub(super) fn softmax(
 widened! {
     /// The largest element; NaN if any element is NaN, minus infinity without elements.
     pub(super) fn row_max<R: RealNumber>(row: &[R]) -> R {
-        let mut lanes = [R::NEG_INFINITY; 16];
-        for chunk in row.chunks(16) {
-            for (lane, &x) in lanes.iter_mut().zip(chunk) {
-                *lane = x.max_nan(*lane);
+        const LANES: usize = 32;
+        let mut lanes = [R::NEG_INFINITY; LANES];
+        let (runs, rest) = row.as_chunks::<LANES>();
+        for run in runs {
+            for i in 0..LANES {
+                lanes[i] = run[i].max_nan(lanes[i]);
             }
         }
-        lanes.iter().fold(R::NEG_INFINITY, |m, &x| x.max_nan(m))
+        lanes.iter().chain(rest).fold(R::NEG_INFINITY, |m, &x| x.max_nan(m))
     }
 }
 
@@ -63,14 +65,16 @@ widened! {
     }
 }
 
-fn softmax_row<R: RealNumber>(log: bool, row: &mut [R]) {
-    let max = row_max::<R>(row);
-    if log {
-        let sum = R::of(sum_mapped(row, |x| (x - max).exp()).ln());
-        row.iter_mut().for_each(|x| *x = *x - max - sum);
-    } else {
-        let scale = R::of(1.0 / exp_row::<R>(row, max));
-        row.iter_mut().for_each(|x| *x *= scale);
+widened! {
+    fn softmax_row<R: RealNumber>(log: bool, row: &mut [R]) {
+        let max = row_max::<R>(row);
+        if log {
+            let sum = R::of(sum_mapped(row, |x| (x - max).exp()).ln());
+            row.iter_mut().for_each(|x| *x = *x - max - sum);
+        } else {
+            let scale = R::of(1.0 / exp_row::<R>(row, max));
+            row.iter_mut().for_each(|x| *x *= scale);
+        }
     }
 }
 
@@ -134,18 +138,13 @@ pub(super) fn rms_norm(
     for_real!(x.dtype, R => {
         let weight = weight.map(|w| read_parameter::<R>(w, n, scratch)).transpose()?;
         map_rows::<R>(x, result, n, scratch, |row| {
-            let mean = sum_mapped(row, |x| x.wide() * x.wide()) / n as f64;
-            let scale = 1.0 / (mean + rms.eps).sqrt();
-            match &weight {
-                Some(w) if round => {
-                    row.iter_mut().for_each(|x| *x = R::of(x.wide() * scale));
-                    round_to(x.dtype, row);
-                    row.iter_mut().zip(w.iter()).for_each(|(x, &w)| *x *= w);
-                }
-                Some(w) => {
-                    row.iter_mut().zip(w.iter()).for_each(|(x, w)| *x = R::of(x.wide() * scale * w.wide()));
-                }
-                None => row.iter_mut().for_each(|x| *x = R::of(x.wide() * scale)),
+            let scale = rms_scale(row, rms.eps);
+            if round {
+                multiply_row(row, scale, None);
+                round_to(x.dtype, row);
+                multiply_row(row, 1.0, weight.as_deref());
+            } else {
+                multiply_row(row, scale, weight.as_deref());
             }
         });
         if let Some(w) = weight {
@@ -153,6 +152,23 @@ pub(super) fn rms_norm(
         }
     });
     Ok(())
+}
+
+widened! {
+    /// The inverse of the root of the mean square of a row.
+    fn rms_scale<R: RealNumber>(row: &[R], eps: f64) -> f64 {
+        let mean = sum_mapped(row, |x| x.wide() * x.wide()) / row.len() as f64;
+        1.0 / (mean + eps).sqrt()
+    }
+}
+
+widened! {
+    fn multiply_row<R: RealNumber>(row: &mut [R], scale: f64, weight: Option<&[R]>) {
+        match weight {
+            Some(w) => row.iter_mut().zip(w).for_each(|(x, w)| *x = R::of(x.wide() * scale * w.wide())),
+            None => row.iter_mut().for_each(|x| *x = R::of(x.wide() * scale)),
+        }
+    }
 }
 
 /// Rounds numbers to a dtype and back.
@@ -181,25 +197,30 @@ pub(super) fn layer_norm(
         let weight = parameters.first().map(|w| read_parameter::<R>(w, n, scratch)).transpose()?;
         let bias = parameters.get(1).map(|b| read_parameter::<R>(b, n, scratch)).transpose()?;
         map_rows::<R>(x, result, n, scratch, |row| {
-            let mean = sum_mapped(row, |x| x.wide()) / n as f64;
-            let squares = sum_mapped(row, |x| (x.wide() - mean) * (x.wide() - mean));
-            let scale = 1.0 / (squares / n as f64 + eps).sqrt();
-            let normal = |x: R| (x.wide() - mean) * scale;
-            match (&weight, &bias) {
-                (Some(w), Some(b)) => {
-                    for (x, (w, b)) in row.iter_mut().zip(w.iter().zip(b.iter())) {
-                        *x = R::of(normal(*x) * w.wide() + b.wide());
-                    }
-                }
-                (Some(w), None) => {
-                    row.iter_mut().zip(w.iter()).for_each(|(x, w)| *x = R::of(normal(*x) * w.wide()));
-                }
-                _ => row.iter_mut().for_each(|x| *x = R::of(normal(*x))),
-            }
+            layer_norm_row::<R>(row, eps, weight.as_deref(), bias.as_deref());
         });
         for p in [weight, bias].into_iter().flatten() {
             scratch.return_buffer(p);
         }
     });
     Ok(())
+}
+
+widened! {
+    fn layer_norm_row<R: RealNumber>(row: &mut [R], eps: f64, weight: Option<&[R]>, bias: Option<&[R]>) {
+        let n = row.len() as f64;
+        let mean = sum_mapped(row, |x| x.wide()) / n;
+        let squares = sum_mapped(row, |x| (x.wide() - mean) * (x.wide() - mean));
+        let scale = 1.0 / (squares / n + eps).sqrt();
+        let normal = |x: R| (x.wide() - mean) * scale;
+        match (weight, bias) {
+            (Some(w), Some(b)) => {
+                for (x, (w, b)) in row.iter_mut().zip(w.iter().zip(b)) {
+                    *x = R::of(normal(*x) * w.wide() + b.wide());
+                }
+            }
+            (Some(w), None) => row.iter_mut().zip(w).for_each(|(x, w)| *x = R::of(normal(*x) * w.wide())),
+            _ => row.iter_mut().for_each(|x| *x = R::of(normal(*x))),
+        }
+    }
 }

@@ -1,7 +1,6 @@
 //! Reductions, arg-reductions and cumulative sums.
 //!
-//! Floats are summed in f64 over short runs of f32, integers in i64, so the order of summation does not
-//! affect results. Maximum and minimum are NaN if any element is NaN.
+//! Floats are summed in f64, integers in i64, so the order of summation affects results in the last places only. Maximum and minimum are NaN if any element is NaN.
 
 use symmc_ir::{ArgOp, DType, ReductionKind};
 
@@ -10,6 +9,7 @@ use super::error::{KernelError, Result};
 use super::gemm::sum_mapped;
 use super::pointwise::block_sizes;
 use super::scratch::Scratch;
+use super::simd::widened;
 use super::sort::is_nan;
 use super::strided::{BLOCK, StridedReader, StridedView, StridedWriter};
 
@@ -17,28 +17,65 @@ use super::strided::{BLOCK, StridedReader, StridedView, StridedWriter};
 pub(super) trait Accumulate: ComputeNumber {
     fn start(op: ReductionKind) -> Self;
     /// Accumulates a run onto `acc`.
-    fn accumulate_run(op: ReductionKind, acc: Self, xs: &[Self]) -> Self;
+    fn accumulate_run<C: AccumulatedAs<Self>>(op: ReductionKind, acc: Self, xs: &[C]) -> Self;
     /// Accumulates each element of `xs` onto its own accumulator.
-    fn accumulate_each(op: ReductionKind, accs: &mut [Self], xs: &[Self]);
+    fn accumulate_each<C: AccumulatedAs<Self>>(op: ReductionKind, accs: &mut [Self], xs: &[C]);
     fn add(self, x: Self) -> Self;
     fn divide(self, count: usize) -> Self;
 }
 
-#[inline(always)]
-fn zip_accumulators<A: Copy>(accs: &mut [A], xs: &[A], f: impl Fn(A, A) -> A) {
-    for (acc, &x) in accs.iter_mut().zip(xs) {
-        *acc = f(*acc, x);
+/// A type whose numbers are accumulated in `A`.
+pub(super) trait AccumulatedAs<A>: ComputeNumber {
+    fn widened(self) -> A;
+}
+
+impl AccumulatedAs<f64> for f32 {
+    #[inline(always)]
+    fn widened(self) -> f64 {
+        f64::from(self)
+    }
+}
+
+impl<A: Accumulate> AccumulatedAs<A> for A {
+    #[inline(always)]
+    fn widened(self) -> A {
+        self
     }
 }
 
 #[inline(always)]
-fn max_nan(acc: f64, x: f64) -> f64 {
-    if x > acc || x.is_nan() { x } else { acc }
+fn zip_accumulators<C: AccumulatedAs<A>, A: Copy>(accs: &mut [A], xs: &[C], f: impl Fn(A, A) -> A) {
+    for (acc, &x) in accs.iter_mut().zip(xs) {
+        *acc = f(*acc, x.widened());
+    }
 }
 
+/// Combines the elements of a run in lanes, for functions that give the same in any order; `None` without elements.
 #[inline(always)]
-fn min_nan(acc: f64, x: f64) -> f64 {
-    if x < acc || x.is_nan() { x } else { acc }
+fn fold_lanes<C: ComputeNumber>(xs: &[C], f: impl Fn(C, C) -> C) -> Option<C> {
+    const LANES: usize = 32;
+    let mut lanes = [*xs.first()?; LANES];
+    let (runs, rest) = xs.as_chunks::<LANES>();
+    for run in runs {
+        for i in 0..LANES {
+            lanes[i] = f(lanes[i], run[i]);
+        }
+    }
+    // Other uses of the lanes would keep them out of registers.
+    let tail = rest.iter().copied().reduce(&f);
+    lanes.into_iter().chain(tail).reduce(f)
+}
+
+/// The larger number, NaN if either is.
+#[inline(always)]
+fn larger<C: ComputeNumber>(acc: C, x: C) -> C {
+    if (x > acc) | is_nan(x) { x } else { acc }
+}
+
+/// The smaller number, NaN if either is.
+#[inline(always)]
+fn smaller<C: ComputeNumber>(acc: C, x: C) -> C {
+    if (x < acc) | is_nan(x) { x } else { acc }
 }
 
 impl Accumulate for f64 {
@@ -50,29 +87,11 @@ impl Accumulate for f64 {
             ReductionKind::Min => f64::INFINITY,
         }
     }
-    fn accumulate_run(op: ReductionKind, acc: f64, xs: &[f64]) -> f64 {
-        match op {
-            ReductionKind::Sum | ReductionKind::Mean => acc + sum_mapped(xs, |x| x),
-            ReductionKind::Prod => xs.iter().fold(acc, |acc, x| acc * x),
-            ReductionKind::Max => xs.iter().copied().fold(acc, max_nan),
-            ReductionKind::Min => xs.iter().copied().fold(acc, min_nan),
-            ReductionKind::Any => f64::from(u8::from(acc != 0.0 || xs.iter().any(|&x| x != 0.0))),
-            ReductionKind::All => f64::from(u8::from(acc != 0.0 && xs.iter().all(|&x| x != 0.0))),
-        }
+    fn accumulate_run<C: AccumulatedAs<f64>>(op: ReductionKind, acc: f64, xs: &[C]) -> f64 {
+        accumulate_floats(op, acc, xs)
     }
-    fn accumulate_each(op: ReductionKind, accs: &mut [f64], xs: &[f64]) {
-        match op {
-            ReductionKind::Sum | ReductionKind::Mean => zip_accumulators(accs, xs, |acc, x| acc + x),
-            ReductionKind::Prod => zip_accumulators(accs, xs, |acc, x| acc * x),
-            ReductionKind::Max => zip_accumulators(accs, xs, max_nan),
-            ReductionKind::Min => zip_accumulators(accs, xs, min_nan),
-            ReductionKind::Any => {
-                zip_accumulators(accs, xs, |acc, x| f64::from(u8::from(acc != 0.0 || x != 0.0)))
-            }
-            ReductionKind::All => {
-                zip_accumulators(accs, xs, |acc, x| f64::from(u8::from(acc != 0.0 && x != 0.0)))
-            }
-        }
+    fn accumulate_each<C: AccumulatedAs<f64>>(op: ReductionKind, accs: &mut [f64], xs: &[C]) {
+        accumulate_each_float(op, accs, xs);
     }
     fn add(self, x: f64) -> f64 {
         self + x
@@ -91,17 +110,78 @@ impl Accumulate for i64 {
             ReductionKind::Min => i64::MAX,
         }
     }
-    fn accumulate_run(op: ReductionKind, acc: i64, xs: &[i64]) -> i64 {
+    fn accumulate_run<C: AccumulatedAs<i64>>(op: ReductionKind, acc: i64, xs: &[C]) -> i64 {
+        accumulate_integers(op, acc, xs)
+    }
+    fn accumulate_each<C: AccumulatedAs<i64>>(op: ReductionKind, accs: &mut [i64], xs: &[C]) {
+        accumulate_each_integer(op, accs, xs);
+    }
+    fn add(self, x: i64) -> i64 {
+        self.wrapping_add(x)
+    }
+    fn divide(self, count: usize) -> i64 {
+        // Rounds towards minus infinity: counts are positive.
+        self.checked_div_euclid(count as i64).unwrap_or(0)
+    }
+}
+
+widened! {
+    fn accumulate_floats<C: AccumulatedAs<f64>>(op: ReductionKind, acc: f64, xs: &[C]) -> f64 {
         match op {
-            ReductionKind::Sum | ReductionKind::Mean => xs.iter().fold(acc, |acc, &x| acc.wrapping_add(x)),
-            ReductionKind::Prod => xs.iter().fold(acc, |acc, &x| acc.wrapping_mul(x)),
-            ReductionKind::Max => xs.iter().fold(acc, |acc, &x| acc.max(x)),
-            ReductionKind::Min => xs.iter().fold(acc, |acc, &x| acc.min(x)),
-            ReductionKind::Any => i64::from(acc != 0 || xs.iter().any(|&x| x != 0)),
-            ReductionKind::All => i64::from(acc != 0 && xs.iter().all(|&x| x != 0)),
+            ReductionKind::Sum | ReductionKind::Mean => acc + sum_mapped(xs, C::widened),
+            ReductionKind::Prod => xs.iter().fold(acc, |acc, x| acc * x.widened()),
+            ReductionKind::Max => fold_lanes(xs, larger).map_or(acc, |x| larger(acc, x.widened())),
+            ReductionKind::Min => fold_lanes(xs, smaller).map_or(acc, |x| smaller(acc, x.widened())),
+            ReductionKind::Any => any_float(acc, truth(any(xs, |x| x != C::default()))),
+            ReductionKind::All => all_floats(acc, truth(!any(xs, |x| x == C::default()))),
         }
     }
-    fn accumulate_each(op: ReductionKind, accs: &mut [i64], xs: &[i64]) {
+}
+
+widened! {
+    fn accumulate_each_float<C: AccumulatedAs<f64>>(op: ReductionKind, accs: &mut [f64], xs: &[C]) {
+        match op {
+            ReductionKind::Sum | ReductionKind::Mean => zip_accumulators(accs, xs, |acc, x| acc + x),
+            ReductionKind::Prod => zip_accumulators(accs, xs, |acc, x| acc * x),
+            ReductionKind::Max => zip_accumulators(accs, xs, larger),
+            ReductionKind::Min => zip_accumulators(accs, xs, smaller),
+            ReductionKind::Any => zip_accumulators(accs, xs, any_float),
+            ReductionKind::All => zip_accumulators(accs, xs, all_floats),
+        }
+    }
+}
+
+#[inline(always)]
+fn any_float(acc: f64, x: f64) -> f64 {
+    truth((acc != 0.0) | (x != 0.0))
+}
+
+#[inline(always)]
+fn all_floats(acc: f64, x: f64) -> f64 {
+    truth((acc != 0.0) & (x != 0.0))
+}
+
+#[inline(always)]
+fn truth(is_true: bool) -> f64 {
+    if is_true { 1.0 } else { 0.0 }
+}
+
+widened! {
+    fn accumulate_integers<C: AccumulatedAs<i64>>(op: ReductionKind, acc: i64, xs: &[C]) -> i64 {
+        let xs = xs.iter().map(|x| x.widened());
+        match op {
+            ReductionKind::Sum | ReductionKind::Mean => xs.fold(acc, i64::wrapping_add),
+            ReductionKind::Prod => xs.fold(acc, i64::wrapping_mul),
+            ReductionKind::Max => xs.fold(acc, i64::max),
+            ReductionKind::Min => xs.fold(acc, i64::min),
+            ReductionKind::Any => xs.fold(acc, |acc, x| i64::from(acc != 0 || x != 0)),
+            ReductionKind::All => xs.fold(acc, |acc, x| i64::from(acc != 0 && x != 0)),
+        }
+    }
+}
+
+widened! {
+    fn accumulate_each_integer<C: AccumulatedAs<i64>>(op: ReductionKind, accs: &mut [i64], xs: &[C]) {
         match op {
             ReductionKind::Sum | ReductionKind::Mean => zip_accumulators(accs, xs, i64::wrapping_add),
             ReductionKind::Prod => zip_accumulators(accs, xs, i64::wrapping_mul),
@@ -110,13 +190,6 @@ impl Accumulate for i64 {
             ReductionKind::Any => zip_accumulators(accs, xs, |acc, x| i64::from(acc != 0 || x != 0)),
             ReductionKind::All => zip_accumulators(accs, xs, |acc, x| i64::from(acc != 0 && x != 0)),
         }
-    }
-    fn add(self, x: i64) -> i64 {
-        self.wrapping_add(x)
-    }
-    fn divide(self, count: usize) -> i64 {
-        // Rounds towards minus infinity: counts are positive.
-        self.checked_div_euclid(count as i64).unwrap_or(0)
     }
 }
 
@@ -133,10 +206,10 @@ pub(super) fn reduce(
     if count == 0 && result.numel() > 0 && matches!(op, ReductionKind::Max | ReductionKind::Min) {
         return Err(KernelError::Empty { op: op.name().into() });
     }
-    if x.dtype.is_float() {
-        reduce_axes::<f64>(op, axes, &kept_axes, x, result, scratch);
-    } else {
-        reduce_axes::<i64>(op, axes, &kept_axes, x, result, scratch);
+    match x.dtype {
+        DType::F64 => reduce_axes::<f64, f64>(op, axes, &kept_axes, x, result, scratch),
+        d if d.is_float() => reduce_axes::<f32, f64>(op, axes, &kept_axes, x, result, scratch),
+        _ => reduce_axes::<i64, i64>(op, axes, &kept_axes, x, result, scratch),
     }
     Ok(())
 }
@@ -157,7 +230,7 @@ fn remaining_axes(axes: &[usize], keep: bool, x: &StridedView, result: &StridedV
 
 /// Reduces in three nested parts: the kept axes before the last reduced one, the reduced axes, and the kept
 /// axes after the last reduced one, which are accumulated together.
-fn reduce_axes<A: Accumulate>(
+fn reduce_axes<C: AccumulatedAs<A>, A: Accumulate>(
     op: ReductionKind,
     axes: &[usize],
     kept_axes: &[usize],
@@ -173,28 +246,26 @@ fn reduce_axes<A: Accumulate>(
     let count = axes_product(x, axes);
     let width = axes_product(x, &inner);
     let order = outer.iter().chain(axes).chain(&inner).map(|&a| x.axes[a]);
-    let mut xs = StridedReader::<A>::new(&x.with_axes(order));
+    let mut xs = StridedReader::<C>::new(&x.with_axes(order));
     let mut out = StridedWriter::<A>::new(result);
     let is_mean = op == ReductionKind::Mean;
     if width == 1 {
-        let mut buffer = [A::default(); BLOCK];
+        let mut buffer = [C::default(); BLOCK];
         for _ in 0..rows {
             let mut acc = A::start(op);
             for n in block_sizes(count) {
-                xs.read_next(&mut buffer[..n]);
-                acc = A::accumulate_run(op, acc, &buffer[..n]);
+                acc = A::accumulate_run(op, acc, xs.next_block(&mut buffer[..n]));
             }
             out.write_next(&[if is_mean { acc.divide(count) } else { acc }]);
         }
         return;
     }
     let mut accs = scratch.allocate::<A>(width);
-    let mut line = scratch.allocate::<A>(width);
+    let mut line = scratch.allocate::<C>(width);
     for _ in 0..rows {
         accs.fill(A::start(op));
         for _ in 0..count {
-            xs.read_next(&mut line);
-            A::accumulate_each(op, &mut accs, &line);
+            A::accumulate_each(op, &mut accs, xs.next_block(&mut line));
         }
         if is_mean {
             accs.iter_mut().for_each(|acc| *acc = acc.divide(count));
@@ -235,22 +306,26 @@ pub(super) fn arg_reduce(
     Ok(())
 }
 
-/// The index of the first largest or smallest element; of the first NaN if there is one.
-fn arg_extreme<C: ComputeNumber>(op: ArgOp, row: &[C]) -> usize {
-    let mut best = 0;
-    for (i, &x) in row.iter().enumerate() {
-        if is_nan(row[best]) {
-            break;
-        }
-        let better = match op {
-            ArgOp::Max => x > row[best],
-            ArgOp::Min => x < row[best],
+widened! {
+    /// The index of the first largest or smallest element; of the first NaN if there is one.
+    fn arg_extreme<C: ComputeNumber>(op: ArgOp, row: &[C]) -> usize {
+        let best = match op {
+            ArgOp::Max => fold_lanes(row, larger),
+            ArgOp::Min => fold_lanes(row, smaller),
         };
-        if better || is_nan(x) {
-            best = i;
+        let Some(best) = best else { return 0 };
+        if is_nan(best) {
+            return row.iter().position(|&x| is_nan(x)).unwrap_or(0);
         }
+        const RUN: usize = 64;
+        let run = row.chunks(RUN).position(|run| any(run, |x| x == best)).unwrap_or(0);
+        run * RUN + row[run * RUN..].iter().position(|&x| x == best).unwrap_or(0)
     }
-    best
+}
+
+#[inline(always)]
+fn any<C: ComputeNumber>(row: &[C], is_wanted: impl Fn(C) -> bool) -> bool {
+    row.iter().fold(false, |any, &x| any | is_wanted(x))
 }
 
 pub(super) fn cumsum(

@@ -40,13 +40,15 @@ pub(super) fn pad(low: &[Dim], value: Scalar, x: &StridedView, result: &StridedV
         .iter()
         .map(|d| d.as_const().ok_or_else(|| KernelError::Symbolic { what: "a padding".into() }))
         .collect::<Result<_, _>>()?;
-    full(value, result);
     let mut from = x.clone();
     let mut destination = result.clone();
     for (axis, &low) in low.iter().enumerate() {
         let skip = usize::try_from(low.saturating_neg()).unwrap_or(0).min(from.axis_len(axis));
-        let start = usize::try_from(low).unwrap_or(0).min(destination.axis_len(axis));
-        let n = (from.axis_len(axis) - skip).min(destination.axis_len(axis) - start);
+        let whole = destination.axis_len(axis);
+        let start = usize::try_from(low).unwrap_or(0).min(whole);
+        let n = (from.axis_len(axis) - skip).min(whole - start);
+        full(value, &destination.slice_axis(axis, 0, start));
+        full(value, &destination.slice_axis(axis, start + n, whole - start - n));
         from = from.slice_axis(axis, skip, n);
         destination = destination.slice_axis(axis, start, n);
     }

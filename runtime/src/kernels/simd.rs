@@ -7,25 +7,25 @@
 macro_rules! widened {
     (
         $(#[$meta:meta])*
-        $vis:vis fn $name:ident<$r:ident: $bound:path>($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
+        $vis:vis fn $name:ident<$($r:ident: $bound:path),+>($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
     ) => {
         $(#[$meta])*
-        $vis fn $name<$r: $bound>($($arg: $ty),*) $(-> $ret)? {
+        $vis fn $name<$($r: $bound),+>($($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
-            fn plain<$r: $bound>($($arg: $ty),*) $(-> $ret)? $body
+            fn plain<$($r: $bound),+>($($arg: $ty),*) $(-> $ret)? $body
 
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2")]
-                fn wide<$r: $bound>($($arg: $ty),*) $(-> $ret)? {
-                    plain::<$r>($($arg),*)
+                fn wide<$($r: $bound),+>($($arg: $ty),*) $(-> $ret)? {
+                    plain::<$($r),+>($($arg),*)
                 }
                 if std::arch::is_x86_feature_detected!("avx2") {
                     // SAFETY: the CPU has AVX2.
-                    return unsafe { wide::<$r>($($arg),*) };
+                    return unsafe { wide::<$($r),+>($($arg),*) };
                 }
             }
-            plain::<$r>($($arg),*)
+            plain::<$($r),+>($($arg),*)
         }
     };
 }

@@ -132,6 +132,24 @@ impl StridedView {
             found: format!("{:?}", self.shape()),
         }
     }
+    /// Stores an element of the dtype everywhere.
+    pub fn fill<E: StoredElement>(&self, element: E) {
+        let mut axes = merge_axes(&self.axes);
+        let inner = axes.pop().unwrap_or(StridedAxis { n: 1, stride: 0 });
+        let mut outer = Odometer::new([&axes]);
+        while let Some([offset]) = outer.next() {
+            let run = self.ptr.wrapping_offset(offset);
+            if inner.stride == size_of::<E>() as isize {
+                // SAFETY: the elements of a dense run of the view, whose creator guarantees that they are writable.
+                unsafe { std::slice::from_raw_parts_mut(run.cast::<E>(), inner.n) }.fill(element);
+                continue;
+            }
+            for i in 0..inner.n as isize {
+                // SAFETY: an element of the run.
+                unsafe { run.wrapping_offset(inner.stride * i).cast::<E>().write(element) };
+            }
+        }
+    }
     /// Whether both are the same elements in the same order.
     pub fn same_memory(&self, other: &StridedView) -> bool {
         self.ptr == other.ptr
@@ -249,6 +267,11 @@ impl StridedCursor {
         StridedCursor { dtype: view.dtype, outer, inner, run: view.ptr, done: 0, start: view.ptr }
     }
 
+    /// The number of elements that the next run has.
+    fn remaining_run(&self) -> usize {
+        if self.done == self.inner.n { self.inner.n } else { self.inner.n - self.done }
+    }
+
     /// The next up to `wanted` elements of equal stride: a pointer to the first, and their number.
     fn advance(&mut self, wanted: usize) -> (*mut u8, usize) {
         if self.done == self.inner.n {
@@ -274,6 +297,23 @@ pub(super) struct StridedReader<C> {
 impl<C: ComputeNumber> StridedReader<C> {
     pub fn new(view: &StridedView) -> Self {
         StridedReader { cursor: StridedCursor::new(view), left: view.numel(), number: PhantomData }
+    }
+
+    /// The next elements, as many as `buffer` has: in place if they are dense and stored as numbers of this type,
+    /// otherwise in the buffer.
+    pub fn next_block<'b>(&mut self, buffer: &'b mut [C]) -> &'b [C] {
+        let StridedCursor { dtype, inner, .. } = self.cursor;
+        let is_dense = dtype == C::DTYPE && inner.stride == dtype.size() as isize;
+        let n = buffer.len();
+        if is_dense && n > 0 && n <= self.left && self.cursor.remaining_run() >= n {
+            self.left -= n;
+            let (ptr, _) = self.cursor.advance(n);
+            // SAFETY: elements of the view, whose creator guarantees that they are readable. Kernels write their results
+            // after the last use of the block.
+            return unsafe { std::slice::from_raw_parts(ptr.cast(), n) };
+        }
+        self.read_next(buffer);
+        buffer
     }
 
     /// Fills `out` with the next elements.
@@ -434,19 +474,17 @@ impl CopyPlan {
                 unsafe { std::ptr::copy_nonoverlapping(from, to, n * self.size) }
             }
             [(n, f, t)] => self.copy_innermost(n, from, f, to, t),
-            // Rows of one side are columns of the other: tiles keep the cache lines of both in the cache.
+            // Rows of one side are columns of the other.
             [outer, inner] if outer.1.abs() < inner.1.abs() && inner.2.abs() < outer.2.abs() => {
-                const TILE: usize = 32;
-                for i in (0..outer.0).step_by(TILE) {
-                    for j in (0..inner.0).step_by(TILE) {
-                        for i in i..outer.0.min(i + TILE) {
-                            let ii = i as isize;
-                            let jj = j as isize;
-                            let from = from.wrapping_offset(outer.1 * ii + inner.1 * jj);
-                            let tile = to.wrapping_offset(outer.2 * ii + inner.2 * jj);
-                            self.copy_innermost(TILE.min(inner.0 - j), from, inner.1, tile, inner.2);
-                        }
-                    }
+                match self.size {
+                    // SAFETY: the views for which the plan was made hold these elements, of this size and alignment.
+                    1 => unsafe { copy_tiles::<u8>(outer, inner, from, to) },
+                    // SAFETY: the same.
+                    2 => unsafe { copy_tiles::<u16>(outer, inner, from, to) },
+                    // SAFETY: the same.
+                    4 => unsafe { copy_tiles::<u32>(outer, inner, from, to) },
+                    // SAFETY: the same.
+                    _ => unsafe { copy_tiles::<u64>(outer, inner, from, to) },
                 }
             }
             [(n, f, t), ref rest @ ..] => {
@@ -468,6 +506,53 @@ impl CopyPlan {
             4 => unsafe { copy_run::<u32>(n, from, f, to, t) },
             // SAFETY: the same.
             _ => unsafe { copy_run::<u64>(n, from, f, to, t) },
+        }
+    }
+}
+
+/// Copies in tiles, which keep the cache lines of both sides in the cache. Squares of elements that are dense along
+/// one axis on each side are exchanged in registers.
+///
+/// # Safety
+/// The elements of type `T` of both axes, each with its extent and its strides on both sides, must be readable from
+/// `from` on and writable from `to` on.
+unsafe fn copy_tiles<T: Copy>(
+    outer: (usize, isize, isize),
+    inner: (usize, isize, isize),
+    from: *const u8,
+    to: *mut u8,
+) {
+    const TILE: usize = 64;
+    const SIDE: usize = 8;
+    let size = size_of::<T>() as isize;
+    let side = if outer.1 == size && inner.2 == size { SIDE } else { usize::MAX };
+    let source = |i: usize, j: usize| from.wrapping_offset(outer.1 * i as isize + inner.1 * j as isize);
+    let target = |i: usize, j: usize| to.wrapping_offset(outer.2 * i as isize + inner.2 * j as isize);
+    for first_row in (0..outer.0).step_by(TILE) {
+        let rows = TILE.min(outer.0 - first_row);
+        for j in (0..inner.0).step_by(SIDE) {
+            let columns = SIDE.min(inner.0 - j);
+            let mut i = first_row;
+            while i < first_row + rows {
+                if side <= columns && i + side <= first_row + rows {
+                    // SAFETY: `SIDE` dense elements of each of `SIDE` columns of the source, and as many rows of the
+                    // target.
+                    unsafe {
+                        let square: [[T; SIDE]; SIDE] =
+                            std::array::from_fn(|k| source(i, j + k).cast::<[T; SIDE]>().read_unaligned());
+                        let lines: [[T; SIDE]; SIDE] =
+                            std::array::from_fn(|k| std::array::from_fn(|l| square[l][k]));
+                        for (k, line) in lines.into_iter().enumerate() {
+                            target(i + k, j).cast::<[T; SIDE]>().write_unaligned(line);
+                        }
+                    }
+                    i += SIDE;
+                } else {
+                    // SAFETY: the elements of a part of a row.
+                    unsafe { copy_run::<T>(columns, source(i, j), inner.1, target(i, j), inner.2) };
+                    i += 1;
+                }
+            }
         }
     }
 }

@@ -39,6 +39,20 @@ impl PlacedTensor {
         out
     }
 
+    /// Dense memory in which the first axis is the fastest, filled with the tensor.
+    pub fn column_major(tensor: &Tensor) -> Self {
+        let shape = tensor.shape();
+        let mut layout = ElementLayout::dense(shape);
+        let mut stride = 1;
+        for (axis, &n) in shape.iter().enumerate() {
+            layout.strides[axis] = stride;
+            stride *= n.max(1) as isize;
+        }
+        let mut out = Self::with(tensor.dtype(), shape, layout);
+        out.store(tensor);
+        out
+    }
+
     /// A tensor in a random layout.
     pub fn scattered(tensor: &Tensor, random: &mut SplitMix) -> Self {
         let mut out = Self::room(tensor.dtype(), tensor.shape(), random);
