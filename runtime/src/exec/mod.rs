@@ -26,6 +26,7 @@ mod relocation;
 mod resolve;
 mod resolved;
 mod run;
+mod slabs;
 mod step;
 
 pub use crate::custom::CustomKernelRegistry;

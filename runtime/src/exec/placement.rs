@@ -67,6 +67,7 @@ impl ProgramPlacement {
             waits: Vec::new(),
             node: "(all ranks)".into(),
             op_name: "barrier between programs".into(),
+            joins_previous: false,
             work: StepWork::Collective(meeting),
         }
     }

@@ -88,13 +88,14 @@ impl Relocations<'_> {
     }
 
     fn relocate_step(&self, step: &ExecutableStep) -> ExecutableStep {
-        let ExecutableStep { index, lane, waits, node, op_name, work } = step;
+        let ExecutableStep { index, lane, waits, node, op_name, joins_previous, work } = step;
         ExecutableStep {
             index: *index,
             lane: *lane,
             waits: waits.clone(),
             node: node.clone(),
             op_name: op_name.clone(),
+            joins_previous: *joins_previous,
             work: self.relocate_work(work),
         }
     }

@@ -19,6 +19,7 @@ use super::resolved::{
     ExecutableStep, LocatedTensor, PeerRegion, ResolvedCollective, ResolvedDispatch, ResolvedInput,
     ResolvedMember, ResolvedOutput, ResolvedPeers, ResolvedProgram, ResolvedRegion, StepWork,
 };
+use super::slabs::mark_slab_steps;
 use crate::call::{RowTableKind, RowTables};
 use crate::custom::op_display_name;
 use crate::error::{Result, RunError};
@@ -66,13 +67,15 @@ impl PreparedBucket {
         };
         binder.place_inner_values()?;
         let steps = self.steps.iter().enumerate();
-        let steps = steps.map(|(i, s)| binder.resolve_step(i, s)).collect::<Result<Vec<_>, _>>()?;
+        let mut steps = steps.map(|(i, s)| binder.resolve_step(i, s)).collect::<Result<Vec<_>, _>>()?;
+        let outputs = binder.resolve_outputs()?;
+        mark_slab_steps(&mut steps, &outputs);
         Ok(ResolvedProgram {
             bucket: self.bucket,
             rank: self.rank,
             program: 0,
             inputs: binder.resolve_inputs()?,
-            outputs: binder.resolve_outputs()?,
+            outputs,
             ordinary_bytes: self.arenas.ordinary as usize,
             symmetric_bytes: self.arenas.symmetric as usize,
             constants: self.constants.clone(),
@@ -248,7 +251,15 @@ impl ProgramResolver<'_> {
         if let Some(dispatch) = step.dispatch {
             let work = StepWork::Dispatch(self.resolve_dispatch(step, dispatch)?);
             let op_name = format!("dispatch {}", dispatch.form);
-            return Ok(ExecutableStep { index, lane, waits, node: name, op_name, work });
+            return Ok(ExecutableStep {
+                index,
+                lane,
+                waits,
+                node: name,
+                op_name,
+                joins_previous: false,
+                work,
+            });
         }
         let work = match (&node.op, &step.custom) {
             (Op::Custom(id), Some(kernel)) => StepWork::Custom {
@@ -265,6 +276,7 @@ impl ProgramResolver<'_> {
             lane,
             waits,
             node: name,
+            joins_previous: false,
             op_name: op_display_name(self.graph, &node.op),
             work,
         })

@@ -118,6 +118,8 @@ pub struct ExecutableStep {
     pub node: String,
     /// Its op, with the name of a custom one.
     pub op_name: String,
+    /// Whether it runs in slabs together with the step before it, on one thread.
+    pub joins_previous: bool,
     pub work: StepWork,
 }
 

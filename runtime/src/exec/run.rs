@@ -20,13 +20,16 @@ use super::resolved::{
     ExecutableStep, LocatedTensor, ResolvedCollective, ResolvedInput, ResolvedOutput, ResolvedProgram,
     ResolvedRegion, StepWork,
 };
+use super::slabs::slab_step;
 use super::step::{SpaceBases, StepRun};
 use crate::call::{CallRegion, CollectiveCall, RegionMemory};
 use crate::error::{Result, RunError};
-use crate::kernels::{self, Scratch, ScratchNeeds, TensorLayout, TensorView, TensorViewMut, compute_with};
+use crate::kernels::{
+    self, KernelCall, Scratch, ScratchNeeds, TensorLayout, TensorView, TensorViewMut, compute_with,
+};
 
 /// The layouts of values, without addresses, for queries about kernels.
-fn tensor_shapes(values: &[LocatedTensor]) -> SmallVec<[TensorLayout<'_>; 4]> {
+pub(super) fn tensor_shapes(values: &[LocatedTensor]) -> SmallVec<[TensorLayout<'_>; 4]> {
     values.iter().map(|x| (x.dtype, &*x.shape, &*x.strides)).collect()
 }
 
@@ -273,10 +276,40 @@ struct LaneRunner<'a> {
 impl LaneRunner<'_> {
     /// Runs all steps in the order of the plan.
     fn run_inline(&self, scratch: &mut Scratch) -> Result<()> {
-        for step in &self.bound.steps {
-            self.run_timed_step(step, scratch).inspect_err(|error| self.notify_peers(error))?;
+        for steps in self.bound.steps.chunk_by(|_, next| next.joins_previous) {
+            let result = match steps {
+                [_, _, ..] if self.times.is_empty() => self.run_in_slabs(steps, scratch),
+                _ => steps.iter().try_for_each(|step| self.run_timed_step(step, scratch)),
+            };
+            result.inspect_err(|error| self.notify_peers(error))?;
         }
         Ok(())
+    }
+
+    /// Runs steps together, slab by slab.
+    fn run_in_slabs(&self, steps: &[ExecutableStep], scratch: &mut Scratch) -> Result<()> {
+        let mut axes = usize::MAX;
+        let mut calls: SmallVec<[KernelCall<'_>; 8]> = SmallVec::new();
+        for step in steps {
+            let (Some(slab), StepWork::Kernel { op, .. }) = (slab_step(step), &step.work) else {
+                return steps.iter().try_for_each(|step| self.run_timed_step(step, scratch));
+            };
+            let run = self.step_run(step);
+            axes = axes.min(slab.axes);
+            calls.push(KernelCall {
+                op,
+                operands: slab.operands.iter().map(|x| run.view(x)).collect(),
+                result: run.view_mut(slab.result),
+            });
+        }
+        steps.iter().for_each(|step| self.comm.begin_step(step.index));
+        kernels::compute_in_slabs(&mut calls, axes, scratch).map_err(|(number, error)| {
+            let failed = steps.get(number).or(steps.first());
+            failed.map_or_else(
+                || RunError::Defect(error.to_string()),
+                |step| self.step_run(step).kernel_error(&error),
+            )
+        })
     }
 
     /// Runs each lane on a thread; both on one thread if the system cannot start another.
@@ -366,8 +399,8 @@ impl LaneRunner<'_> {
         result
     }
 
-    fn run_step(&self, step: &ExecutableStep, scratch: &mut Scratch) -> Result<()> {
-        let run = StepRun {
+    fn step_run<'s>(&'s self, step: &'s ExecutableStep) -> StepRun<'s> {
+        StepRun {
             rank: self.bound.rank,
             index: step.index,
             node: &step.node,
@@ -375,7 +408,11 @@ impl LaneRunner<'_> {
             comm: self.comm,
             bases: self.bases,
             inner: std::ptr::null_mut(),
-        };
+        }
+    }
+
+    fn run_step(&self, step: &ExecutableStep, scratch: &mut Scratch) -> Result<()> {
+        let run = self.step_run(step);
         let StepWork::Dispatch(dispatch) = &step.work else { return run.run_work(&step.work, scratch) };
         let mut inner = scratch.allocate_bytes(dispatch.inner_bytes);
         let inner_address = inner.as_mut_ptr();

@@ -35,6 +35,7 @@ mod row_sum;
 mod scratch;
 mod shape;
 mod simd;
+mod slabs;
 mod sort;
 mod strided;
 mod view;
@@ -49,6 +50,7 @@ pub use faults::may_refuse_data;
 pub use needs::TensorLayout;
 pub(crate) use row_sum::{RowSum, read_float};
 pub use scratch::{Scratch, ScratchBytes, ScratchNeeds};
+pub use slabs::{KernelCall, SLAB_BYTES, compute_in_slabs, independent_axes};
 pub(crate) use view::is_dense;
 pub use view::{TensorView, TensorViewMut, contiguous_strides};
 

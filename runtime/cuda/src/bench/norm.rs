@@ -226,6 +226,7 @@ fn kernel_step(index: usize, op: &Op, operands: Vec<LocatedTensor>, result: Loca
         waits: vec![],
         node: format!("step{index}"),
         op_name: format!("step{index}"),
+        joins_previous: false,
         work: StepWork::Kernel { op: op.clone(), operands, results: vec![result] },
     }
 }

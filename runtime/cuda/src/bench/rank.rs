@@ -163,6 +163,7 @@ impl<'a> RankBench<'a> {
                 waits: vec![],
                 node: format!("call{index}"),
                 op_name: kind.name().to_string(),
+                joins_previous: false,
                 work: StepWork::Collective(ResolvedCollective {
                     kind: kind.clone(),
                     variant: *variant,
@@ -200,6 +201,7 @@ impl<'a> RankBench<'a> {
                 waits: vec![],
                 node: format!("copy{index}"),
                 op_name: "copy".into(),
+                joins_previous: false,
                 work: StepWork::Kernel {
                     op: Op::Copy,
                     operands: vec![self.locate(MemorySpace::Ordinary, index % 2, &[elements])],

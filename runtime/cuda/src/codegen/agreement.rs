@@ -116,6 +116,7 @@ mod tests {
             waits: vec![],
             node: format!("n{index}"),
             op_name: "all_reduce".into(),
+            joins_previous: false,
             work: StepWork::Kernel { op: symmc_ir::Op::Copy, operands: vec![], results: vec![] },
         });
         let list: Vec<ExecutableStep> = steps.collect();
