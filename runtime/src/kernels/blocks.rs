@@ -9,6 +9,7 @@
 //! are converted in a buffer.
 
 use std::cmp::Reverse;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use smallvec::SmallVec;
@@ -64,22 +65,31 @@ pub(super) fn convert_blocks<C: ComputeNumber>(x: &StridedView, result: &Strided
     }
 }
 
-/// Memory for the numbers of a block, which is initialised when it is first used.
+/// Memory for the numbers of a block. Numbers are initialised when they are first used, because kernels of small
+/// values need few of them.
 struct BlockBuffer<C> {
-    numbers: Option<[C; BLOCK_ELEMENTS]>,
+    numbers: [MaybeUninit<C>; BLOCK_ELEMENTS],
+    initialised: usize,
     /// The address of the one element that these first numbers repeat.
     repeated: Option<(*mut u8, usize)>,
 }
 
 impl<C> Default for BlockBuffer<C> {
     fn default() -> Self {
-        BlockBuffer { numbers: None, repeated: None }
+        let numbers = [const { MaybeUninit::uninit() }; BLOCK_ELEMENTS];
+        BlockBuffer { numbers, initialised: 0, repeated: None }
     }
 }
 
 impl<C: ComputeNumber> BlockBuffer<C> {
     fn numbers(&mut self, n: usize) -> &mut [C] {
-        &mut self.numbers.get_or_insert_with(|| [C::default(); BLOCK_ELEMENTS])[..n]
+        let numbers = &mut self.numbers[..n];
+        if let Some(rest) = numbers.get_mut(self.initialised..) {
+            rest.fill(MaybeUninit::new(C::default()));
+            self.initialised = n;
+        }
+        // SAFETY: the first `n` numbers are initialised.
+        unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), n) }
     }
 }
 

@@ -65,11 +65,25 @@ widened! {
     }
 }
 
+/// The sum of `e^(x - max)`.
+#[inline(always)]
+fn sum_exp<R: RealNumber>(row: &[R], max: R) -> f64 {
+    const CHUNK_ELEMENTS: usize = 256;
+    let mut weights = [R::ZERO; CHUNK_ELEMENTS];
+    let mut sum = 0.0;
+    for x in row.chunks(CHUNK_ELEMENTS) {
+        let weights = &mut weights[..x.len()];
+        weights.iter_mut().zip(x).for_each(|(weight, &x)| *weight = (x - max).exp());
+        sum += sum_mapped(weights, |weight| weight);
+    }
+    sum
+}
+
 widened! {
     fn softmax_row<R: RealNumber>(log: bool, row: &mut [R]) {
         let max = row_max::<R>(row);
         if log {
-            let sum = R::of(sum_mapped(row, |x| (x - max).exp()).ln());
+            let sum = R::of(sum_exp(row, max).ln());
             row.iter_mut().for_each(|x| *x = *x - max - sum);
         } else {
             let scale = R::of(1.0 / exp_row::<R>(row, max));
