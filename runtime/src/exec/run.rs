@@ -17,21 +17,14 @@ use super::config::{ExecConfig, Lanes, RunReport, Timing};
 use super::custom::CustomStep;
 use super::memory::{ByteSpan, RankMemory};
 use super::resolved::{
-    ExecutableStep, LocatedTensor, ResolvedCollective, ResolvedInput, ResolvedOutput, ResolvedProgram,
-    ResolvedRegion, StepWork,
+    ExecutableStep, ResolvedCollective, ResolvedInput, ResolvedOutput, ResolvedProgram, ResolvedRegion,
+    StepWork,
 };
-use super::slabs::slab_step;
+use super::slabs::{slab_step, tensor_shapes};
 use super::step::{SpaceBases, StepRun};
 use crate::call::{CallRegion, CollectiveCall, RegionMemory};
 use crate::error::{Result, RunError};
-use crate::kernels::{
-    self, KernelCall, Scratch, ScratchNeeds, TensorLayout, TensorView, TensorViewMut, compute_with,
-};
-
-/// The layouts of values, without addresses, for queries about kernels.
-pub(super) fn tensor_shapes(values: &[LocatedTensor]) -> SmallVec<[TensorLayout<'_>; 4]> {
-    values.iter().map(|x| (x.dtype, &*x.shape, &*x.strides)).collect()
-}
+use crate::kernels::{self, KernelCall, Scratch, ScratchNeeds, TensorView, TensorViewMut, compute_with};
 
 /// The longest sleep of a lane before it checks its condition again; a wake-up normally comes first.
 const NAP: Duration = Duration::from_millis(50);

@@ -6,15 +6,21 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use super::bucket::MemorySpace;
 use super::resolved::{ExecutableStep, LocatedTensor, ResolvedOutput, StepWork};
-use super::run::tensor_shapes;
-use crate::kernels::{SLAB_BYTES, independent_axes, may_refuse_data};
+use crate::kernels::{SLAB_BYTES, TensorLayout, independent_axes, may_refuse_data};
 
 /// The most steps that run together.
 const MAX_STEPS: usize = 16;
 /// Results of fewer bytes stay in the cache anyway.
 const MIN_BYTES: usize = 2 * SLAB_BYTES;
+
+/// The layouts of values, without addresses, for queries about kernels.
+pub(super) fn tensor_shapes(values: &[LocatedTensor]) -> SmallVec<[TensorLayout<'_>; 4]> {
+    values.iter().map(|x| (x.dtype, &*x.shape, &*x.strides)).collect()
+}
 
 /// Marks the steps that run in slabs together with the step before them.
 pub(super) fn mark_slab_steps(steps: &mut [ExecutableStep], outputs: &[ResolvedOutput]) {

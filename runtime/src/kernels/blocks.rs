@@ -172,9 +172,11 @@ widened! {
             // Squares of a power of two become vectors, whose elements are exchanged in registers.
             const SIDE: usize = 8;
             let (full_rows, full_columns) = (rows.n - rows.n % SIDE, columns.n - columns.n % SIDE);
-            for (j, i) in (0..full_columns).step_by(SIDE).flat_map(|j| (0..full_rows).step_by(SIDE).map(move |i| (j, i))) {
+            let firsts = |n: usize| (0..n).step_by(SIDE);
+            for (j, i) in firsts(full_columns).flat_map(|j| firsts(full_rows).map(move |i| (j, i))) {
                 // SAFETY: the view has these elements, `SIDE` dense ones in each of `SIDE` columns.
-                let square: [[E; SIDE]; SIDE] = std::array::from_fn(|k| unsafe { at(i, j + k).cast::<[E; SIDE]>().read_unaligned() });
+                let square: [[E; SIDE]; SIDE] =
+                    std::array::from_fn(|k| unsafe { at(i, j + k).cast::<[E; SIDE]>().read_unaligned() });
                 for k in 0..SIDE {
                     let line = &mut out[(i + k) * columns.n + j..][..SIDE];
                     for l in 0..SIDE {

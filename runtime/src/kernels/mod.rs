@@ -50,7 +50,7 @@ pub use faults::may_refuse_data;
 pub use needs::TensorLayout;
 pub(crate) use row_sum::{RowSum, read_float};
 pub use scratch::{Scratch, ScratchBytes, ScratchNeeds};
-pub use slabs::{KernelCall, SLAB_BYTES, compute_in_slabs, independent_axes};
+pub use slabs::{KernelCall, SLAB_BYTES, independent_axes};
 pub(crate) use view::is_dense;
 pub use view::{TensorView, TensorViewMut, contiguous_strides};
 
@@ -72,6 +72,17 @@ pub fn compute_with(
     let x: SmallVec<[StridedView; 4]> = operands.iter().map(StridedView::from).collect();
     let r: SmallVec<[StridedView; 2]> = results.iter_mut().map(StridedView::from).collect();
     run_op(op, &x, &r, scratch)
+}
+
+/// Runs ops whose results have one shape, in order for each slab; `axes` is the least number of their
+/// [`independent_axes`]. A result may be an operand of a later op, or lie on one of an earlier op, if both have the
+/// same elements at the same bytes. Fails with the number of the op.
+pub fn compute_in_slabs(
+    calls: &mut [KernelCall<'_>],
+    axes: usize,
+    scratch: &mut Scratch,
+) -> std::result::Result<(), (usize, KernelError)> {
+    slabs::run_in_slabs(calls, axes, &mut |op, x, r| run_op(op, x, r, scratch))
 }
 
 fn run_op(op: &Op, x: &[StridedView], r: &[StridedView], scratch: &mut Scratch) -> Result<()> {

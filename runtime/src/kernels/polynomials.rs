@@ -2,7 +2,7 @@
 //!
 //! Each function reduces its argument and evaluates a polynomial in f32, without fused operations: all CPUs give
 //! the same bits. The coefficients were fitted for this file by the least largest relative error (iteratively
-//! reweighted least squares on Chebyshev nodes, with 40 digits). Tests compare each function with f64, over its
+//! reweighted least squares on Chebyshev nodes, with 40 digits). The tests of `math` compare each function with f64, over its
 //! range and at NaN, infinities, zeros and subnormal numbers.
 
 /// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
@@ -187,88 +187,4 @@ fn normal_tail(x: f32) -> f32 {
         0.005_488_259,
     ];
     weight * t * polynomial(t, terms)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Numbers of all magnitudes and both signs between `low` and `high`.
-    fn numbers(low: f32, high: f32) -> impl Iterator<Item = f32> {
-        let bits = (0..=u32::MAX / 4001).map(|i| f32::from_bits(i * 4001));
-        bits.filter(move |x| (low..=high).contains(x))
-    }
-
-    /// The largest distance from the expected results, in units in their last place.
-    fn largest_error(low: f32, high: f32, function: fn(f32) -> f32, exact: fn(f64) -> f64) -> f64 {
-        let error = |x: f32| {
-            let expected = exact(f64::from(x));
-            let rounded = expected.abs() as f32;
-            let unit = f64::from(f32::from_bits(rounded.max(f32::MIN_POSITIVE).to_bits() + 1))
-                - f64::from(rounded.max(f32::MIN_POSITIVE));
-            (f64::from(function(x)) - expected).abs() / unit
-        };
-        numbers(low, high).map(error).fold(0.0, f64::max)
-    }
-
-    #[test]
-    fn errors_are_within_their_bounds() {
-        let infinity = f32::INFINITY;
-        let cases: [(&str, f64, f64); 7] = [
-            ("exp", 2.0, largest_error(-87.0, 88.7, exp, f64::exp)),
-            ("ln", 2.0, largest_error(1e-45, f32::MAX, ln, f64::ln)),
-            ("sin", 2.0, largest_error(-0.999e6, 0.999e6, sin, f64::sin)),
-            ("cos", 2.0, largest_error(-0.999e6, 0.999e6, cos, f64::cos)),
-            ("tanh", 4.0, largest_error(-infinity, infinity, tanh, f64::tanh)),
-            ("erf", 4.0, largest_error(-infinity, infinity, erf, super::super::math::erf)),
-            (
-                "gelu",
-                64.0,
-                largest_error(-13.0, infinity, gelu, <f64 as super::super::math::RealNumber>::gelu),
-            ),
-        ];
-        for (name, bound, error) in cases {
-            assert!(error <= bound, "{name}: {error} units in the last place");
-        }
-    }
-
-    #[test]
-    fn special_numbers_have_the_results_of_the_standard_library() {
-        type Function = fn(f32) -> f32;
-        let cases: [(Function, Function); 5] =
-            [(exp, f32::exp), (ln, f32::ln), (sin, f32::sin), (cos, f32::cos), (tanh, f32::tanh)];
-        let least = f32::from_bits(1);
-        let specials = [
-            0.0,
-            -0.0,
-            f32::INFINITY,
-            f32::NEG_INFINITY,
-            f32::NAN,
-            least,
-            -least,
-            1.0,
-            -1.0,
-            f32::MIN_POSITIVE,
-        ];
-        for (number, (ours, theirs)) in cases.into_iter().enumerate() {
-            for x in specials {
-                let (found, expected) = (ours(x), theirs(x));
-                let is_same = found == expected && found.is_sign_negative() == expected.is_sign_negative();
-                let is_close = (found - expected).abs() <= 2.0 * f32::EPSILON * expected.abs();
-                assert!(
-                    is_same || is_close || found.is_nan() && expected.is_nan(),
-                    "{number}: {found} at {x}"
-                );
-            }
-        }
-        assert_eq!((exp(-104.0), exp(1000.0)), (0.0, f32::INFINITY));
-        for x in specials {
-            assert_eq!(erf(x).is_sign_negative(), x.is_sign_negative());
-            assert_eq!(erf(x).is_nan() || gelu(x).is_nan(), x.is_nan() || x == f32::NEG_INFINITY);
-        }
-        assert_eq!(
-            (erf(f32::INFINITY), erf(f32::NEG_INFINITY), gelu(f32::INFINITY)),
-            (1.0, -1.0, f32::INFINITY)
-        );
-    }
 }

@@ -1,6 +1,7 @@
 //! Reductions, arg-reductions and cumulative sums.
 //!
-//! Floats are summed in f64, integers in i64, so the order of summation affects results in the last places only. Maximum and minimum are NaN if any element is NaN.
+//! Floats are summed in f64, integers in i64, so the order of summation affects results in the last places only.
+//! Maximum and minimum are NaN if any element is NaN.
 
 use symmc_ir::{ArgOp, DType, ReductionKind};
 

@@ -6,9 +6,7 @@
 use smallvec::SmallVec;
 use symmc_ir::Op;
 
-use super::error::KernelError;
-use super::run_op;
-use super::scratch::Scratch;
+use super::error::{KernelError, Result};
 use super::strided::{Odometer, StridedAxis, StridedView};
 use super::view::{TensorView, TensorViewMut};
 
@@ -34,13 +32,16 @@ pub struct KernelCall<'a> {
     pub result: TensorViewMut<'a>,
 }
 
+/// Runs one op on its operands and results.
+type RunOp<'a> = &'a mut dyn FnMut(&Op, &[StridedView], &[StridedView]) -> Result<()>;
+
 /// Runs ops whose results have one shape, in order for each slab; `axes` is the least number of their
 /// [`independent_axes`]. A result may be an operand of a later op, or lie on one of an earlier op, if both have the
 /// same elements at the same bytes. Fails with the number of the op.
-pub fn compute_in_slabs(
+pub(super) fn run_in_slabs(
     calls: &mut [KernelCall<'_>],
     axes: usize,
-    scratch: &mut Scratch,
+    run: RunOp<'_>,
 ) -> Result<(), (usize, KernelError)> {
     let views: SmallVec<[SlabViews<'_>; 8]> = calls.iter_mut().map(SlabViews::new).collect();
     let Some(first) = views.first() else { return Ok(()) };
@@ -48,7 +49,7 @@ pub fn compute_in_slabs(
     // The axis that is divided, and the bytes of one position of it.
     let bytes = |axis: usize| shape[axis + 1..].iter().product::<usize>() * first.result.dtype.size();
     let axis = (0..axes).find(|&axis| bytes(axis) <= SLAB_BYTES).unwrap_or(axes.saturating_sub(1));
-    let Some(&extent) = shape.get(axis) else { return run_calls(&views, &[], scratch) };
+    let Some(&extent) = shape.get(axis) else { return run_calls(&views, &[], run) };
     let count = (SLAB_BYTES / bytes(axis).max(1)).clamp(1, extent.max(1));
     let positions: SmallVec<[StridedAxis; 6]> =
         shape[..axis].iter().map(|&n| StridedAxis { n, stride: 0 }).collect();
@@ -58,7 +59,7 @@ pub fn compute_in_slabs(
         for start in (0..extent).step_by(count) {
             let mut slices: SmallVec<[(usize, usize); 6]> = index.iter().map(|&i| (i, 1)).collect();
             slices.push((start, count.min(extent - start)));
-            run_calls(&views, &slices, scratch)?;
+            run_calls(&views, &slices, run)?;
         }
         for (i, &n) in index.iter_mut().zip(&shape[..axis]).rev() {
             *i += 1;
@@ -91,14 +92,14 @@ impl<'a> SlabViews<'a> {
 fn run_calls(
     calls: &[SlabViews<'_>],
     slices: &[(usize, usize)],
-    scratch: &mut Scratch,
+    run: RunOp<'_>,
 ) -> Result<(), (usize, KernelError)> {
     for (number, call) in calls.iter().enumerate() {
         let rank = call.result.rank();
         let operands: SmallVec<[StridedView; 4]> =
             call.operands.iter().map(|x| slice_leading(x, rank, slices)).collect();
         let result = slice_leading(&call.result, rank, slices);
-        run_op(call.op, &operands, &[result], scratch).map_err(|error| (number, error))?;
+        run(call.op, &operands, &[result]).map_err(|error| (number, error))?;
     }
     Ok(())
 }
