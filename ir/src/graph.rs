@@ -57,6 +57,12 @@ pub enum OutputKind {
     Returned,
     /// Replaces the content of an input; the next run reads the new content.
     Mutates(InputId),
+    /// The number of elements of another output along an axis, a scalar of i64. The elements of that output after them are
+    /// unspecified, and interfaces leave them out ([`Graph::cut_outputs`]).
+    Length {
+        output: usize,
+        axis: usize,
+    },
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -33,6 +33,7 @@ pub mod message;
 mod named;
 pub mod numerics;
 pub mod op;
+mod output_lengths;
 pub mod positions;
 mod quote;
 pub mod replication;

@@ -25,7 +25,8 @@
 //! - **I11 constants**: a constant has data of exactly its type, with 0 and 1 as the only bools. No other input
 //!   has data.
 //! - **I12 outputs**: an output that mutates an input has the type of that input. A constant is not mutated,
-//!   and no input is mutated twice.
+//!   and no input is mutated twice. The length of an output is an i64 without axes, of an axis of a returned output, and no
+//!   axis has two.
 //! - **I13 variants**: the variant of a collective supports collectives of its kind.
 //! - **I14 custom ops**: the positions that a signature declares symmetric exist at every node of the op.
 //! - **I15 bounds**: a slice stays within its operand, `topk` takes at most as many elements as there are, and
@@ -547,9 +548,33 @@ impl Verifier<'_> {
 
     // I12
 
+    fn check_output_lengths(&mut self) {
+        let g = self.graph;
+        let mut counted = HashSet::new();
+        for (i, length) in g.outputs.iter().enumerate() {
+            let OutputKind::Length { output, axis } = length.kind else { continue };
+            let ty = g.ty(length.value);
+            if ty.dtype != DType::I64 || ty.rank() != 0 {
+                let message = format!("expected a length as i64[], found {}", self.display_type(ty));
+                self.report(Invariant::Outputs, describe_output(i), message);
+            }
+            let returned = g.outputs.get(output).filter(|o| o.kind == OutputKind::Returned);
+            if returned.is_none_or(|o| axis >= g.ty(o.value).rank()) {
+                let message =
+                    format!("expected an axis of a returned output, found axis {axis} of output {output}");
+                self.report(Invariant::Outputs, describe_output(i), message);
+            }
+            if !counted.insert((output, axis)) {
+                let message = format!("expected one length of axis {axis} of output {output}, found two");
+                self.report(Invariant::Outputs, describe_output(i), message);
+            }
+        }
+    }
+
     fn check_outputs(&mut self) {
         let g = self.graph;
         let mut mutated = HashSet::new();
+        self.check_output_lengths();
         for (i, output) in g.outputs.iter().enumerate() {
             let OutputKind::Mutates(id) = output.kind else { continue };
             let input = &g.inputs[id];

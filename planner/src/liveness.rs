@@ -98,7 +98,7 @@ impl Liveness {
             .iter()
             .filter_map(|o| match o.kind {
                 OutputKind::Mutates(input) => Some(input.index()),
-                OutputKind::Returned => None,
+                OutputKind::Returned | OutputKind::Length { .. } => None,
             })
             .collect();
         let exits = steps.list.iter().zip(&rendezvous).map(|(step, &rendezvous)| {

@@ -445,6 +445,11 @@ symmc_status symmc_session_write(symmc_session *session, const char *name, const
 /* Copies the current value of an output or an input to host memory. `bytes` is its whole size. No run may be in progress. */
 symmc_status symmc_session_read(symmc_session *session, const char *name, void *data, size_t bytes);
 
+/* Writes the extents of an output in the last run to `extents`, which has room for `rank` numbers, the number of axes. They are
+ * those of its memory, except along axes whose number of elements is data: only the first elements there are the result, and
+ * `symmc_session_read` copies these. */
+symmc_status symmc_session_extents(symmc_session *session, const char *name, size_t *extents, size_t rank);
+
 /* Runs once and waits for the end. All ranks start the same runs in the same order. */
 symmc_status symmc_session_run(symmc_session *session);
 

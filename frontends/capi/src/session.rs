@@ -364,6 +364,39 @@ pub unsafe extern "C" fn symmc_session_read(
     unsafe { with_session(session, read) }
 }
 
+/// Writes the extents of an output in the last run to `extents`, which has room for `rank` numbers, the number of axes. They are
+/// those of its memory, except along axes whose number of elements is data: only the first elements there are the result, and
+/// `symmc_session_read` copies these.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_extents(
+    session: *mut symmc_session,
+    name: *const c_char,
+    extents: *mut usize,
+    rank: usize,
+) -> symmc_status {
+    let read = |session: &mut OpenSession| {
+        // SAFETY: the caller ensures it.
+        let name = unsafe { read_text(name, "the name") }?;
+        let found = session.session.read_extents(name)?;
+        if found.len() != rank {
+            return Err(input_error(format!(
+                "{name}: expected room for {} extents, found {rank}",
+                found.len()
+            )));
+        }
+        if rank > 0 && extents.is_null() {
+            return Err(input_error(format!("{name}: expected memory for {rank} extents, found NULL")));
+        }
+        for (axis, extent) in found.into_iter().enumerate() {
+            // SAFETY: the caller ensures that there is room for as many numbers as axes.
+            unsafe { extents.add(axis).write(extent) };
+        }
+        Ok(())
+    };
+    // SAFETY: the caller ensures it.
+    unsafe { with_session(session, read) }
+}
+
 /// Runs once and waits for the end. All ranks start the same runs in the same order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_run(session: *mut symmc_session) -> symmc_status {

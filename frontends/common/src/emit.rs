@@ -11,6 +11,7 @@ use symmc_ir::{
     GroupId, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueDef, ValueId,
 };
 
+use crate::branches;
 use crate::failure::{RuleFailure, RuleResult};
 use crate::requirement;
 
@@ -89,8 +90,27 @@ pub trait Emit {
         Ok(None)
     }
 
+    /// The bool without axes that holds where the branch of the present node runs ([`branches`]). `None` outside of branches.
+    fn guard(&self) -> Option<ValueId> {
+        None
+    }
+
+    /// The operands with which a node is emitted in a branch, if they are others.
+    fn guard_operands(
+        &mut self,
+        op: &Op,
+        inputs: &[ValueId],
+    ) -> RuleResult<Option<Vec<ValueId>>, Self::Error> {
+        match self.guard() {
+            Some(guard) => branches::guard_operands(self, guard, op, inputs),
+            None => Ok(None),
+        }
+    }
+
     /// Emits a node whose op determines its result types.
     fn emit_all(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> RuleResult<Vec<ValueId>, Self::Error> {
+        let guarded = self.guard_operands(&op, inputs)?;
+        let inputs = guarded.as_deref().unwrap_or(inputs);
         if let Some(results) = self.emit_adapted(hint, &op, inputs, None)? {
             return Ok(results);
         }
@@ -109,6 +129,8 @@ pub trait Emit {
     /// Emits a node with a declared result type.
     fn emit_as(&mut self, hint: &str, op: Op, inputs: &[ValueId], ty: TensorType) -> EmitResult<Self::Error> {
         check_shape_complexity(&ty.shape).map_err(|m| self.invalid_node(m))?;
+        let guarded = self.guard_operands(&op, inputs)?;
+        let inputs = guarded.as_deref().unwrap_or(inputs);
         if let Some(results) = self.emit_adapted(hint, &op, inputs, Some(std::slice::from_ref(&ty)))? {
             return Ok(results[0]);
         }

@@ -5,6 +5,7 @@
 //! symbols of a program with their expressions.
 
 pub mod assumed_sizes;
+pub mod branches;
 pub mod compositions;
 pub mod convolution;
 pub mod declared;

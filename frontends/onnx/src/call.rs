@@ -103,6 +103,10 @@ impl Emit for OpCall<'_, '_> {
     fn label(&self) -> &str {
         &self.label
     }
+
+    fn guard(&self) -> Option<ValueId> {
+        self.lowering.guard
+    }
 }
 
 /// The operands and attributes of a node that its rule has read, by position.

@@ -1,19 +1,16 @@
 //! Nodes that run graphs: `If`, `Loop` and `Scan`.
 //!
 //! A branch with a constant condition, and the iterations of a loop with a constant number of them, are inlined. If a
-//! condition depends on data, both branches are inlined and their results selected, provided that no node of them
-//! communicates or may fail. If that is not possible and the condition depends on sizes, it is required to have the value
+//! condition depends on data, both branches are inlined and their results selected ([`symmc_import::branches`]). If that is not possible and the condition depends on sizes, it is required to have the value
 //! that it has at the upper ends of all sizes.
 
 use std::sync::Arc;
 
 use symmc_import::{
-    Compositions, Emit, UnsupportedOps, invalid, invalid_if, requirement, unsupported, unsupported_if,
+    Compositions, Emit, UnsupportedOps, branches, invalid, invalid_if, requirement, unsupported,
+    unsupported_if,
 };
-use symmc_ir::op::{ExtentRule, RejectedData};
-use symmc_ir::{
-    BinaryOp, DType, Dim, Graph, GraphBuilder, InputKind, Node, Op, SymbolBindings, Tensor, ValueDef, ValueId,
-};
+use symmc_ir::{BinaryOp, DType, Dim, GraphBuilder, SymbolBindings, Tensor, ValueId};
 
 use crate::emit::DetachedEmitter;
 use crate::known_values::{KnownValue, SizeCondition};
@@ -202,26 +199,31 @@ impl<'p> ImportLowering<'p> {
         &mut self,
         node: &'p proto::NodeProto,
         condition: ValueId,
-        branches: [&'p proto::GraphProto; 2],
+        graphs: [&'p proto::GraphProto; 2],
     ) -> RuleResult {
-        let first = self.builder.graph().nodes.len();
-        let [names, others] = ["then_branch", "else_branch"].map(String::from);
-        let then_results = self.lower_branch(node, branches[0], &names)?;
-        let else_results = self.lower_branch(node, branches[1], &others)?;
-        let graph = self.builder.graph();
-        if let Some(fallible) = graph.nodes.values().skip(first).find(|n| may_fail(graph, n)) {
-            return unsupported!(
-                "a branch has {}, which may fail or communicates",
-                symmc_ir::text::op_name(&fallible.op)
-            );
-        }
+        let label = format!("{}{}", self.scope.prefix, node_label(node));
+        let mut emitter = DetachedEmitter { builder: &mut self.builder, label: &label };
+        let condition = emitter.reshape(condition, vec![])?;
+        let condition = emitter.cast(condition, DType::Bool)?;
+        let outer = self.guard;
+        let mut lower_guarded = |holds: bool, name: &str| {
+            let mut emitter = DetachedEmitter { builder: &mut self.builder, label: &label };
+            let guard = branches::emit_guard(&mut emitter, condition, holds, outer)?;
+            let first = self.builder.graph().nodes.len();
+            self.guard = Some(guard);
+            let lowered = self.lower_branch(node, graphs[usize::from(!holds)], name);
+            self.guard = outer;
+            branches::check_nodes(self.builder.graph(), first, guard)?;
+            lowered
+        };
+        let then_results = lower_guarded(true, "then_branch")?;
+        let else_results = lower_guarded(false, "else_branch")?;
         invalid_if!(
             then_results.len() != else_results.len(),
             "expected the same number of results of both branches, found {} and {}",
             then_results.len(),
             else_results.len()
         );
-        let label = format!("{}{}", self.scope.prefix, node_label(node));
         let mut results = Vec::new();
         for (name, (x, y)) in node.output.iter().zip(then_results.into_iter().zip(else_results)) {
             let x = self.value_of(name, x)?;
@@ -234,7 +236,6 @@ impl<'p> ImportLowering<'p> {
                 symmc_import::declared::display_type(&types[1], &self.symbols.table)
             );
             let mut emitter = DetachedEmitter { builder: &mut self.builder, label: &label };
-            let condition = emitter.reshape(condition, vec![])?;
             results.push(NameBinding::Value(emitter.select(condition, x, y)?));
         }
         self.bind_results(node, results)
@@ -478,48 +479,4 @@ fn known_number<'p>(dtype: DType, number: i64) -> RuleResult<NameBinding<'p>> {
     let tensor = Tensor::from_i64(dtype, vec![], &[number]);
     let tensor = tensor.ok_or_else(|| RuleFailure::Invalid(format!("{number} is no {dtype}")))?;
     Ok(NameBinding::Known(KnownValue::Data(Arc::new(tensor)), None))
-}
-
-/// Whether a node communicates, or may be an error for some operands.
-fn may_fail(graph: &Graph, node: &Node) -> bool {
-    if matches!(node.op, Op::Collective(_) | Op::Custom(_)) || reads_outside(graph, node) {
-        return true;
-    }
-    match node.op.facts().rejected_data {
-        RejectedData::Nothing => false,
-        // The positions of constants are checked at import.
-        RejectedData::Positions => node.inputs.iter().skip(1).any(|v| match graph.values[*v].def {
-            ValueDef::Input(i) => graph.inputs[i].kind != InputKind::Constant,
-            _ => graph.ty(*v).dtype == DType::I64 || graph.ty(*v).dtype == DType::I32,
-        }),
-        RejectedData::ZeroDivisor { scalar } => {
-            let is_integer = node.inputs.first().is_some_and(|v| !graph.ty(*v).dtype.is_float());
-            is_integer && scalar.is_none_or(|s| s.as_f64() == 0.0)
-        }
-        RejectedData::NoElements { axes } => node.inputs.first().is_some_and(|v| {
-            let shape = &graph.ty(*v).shape;
-            axes.iter().any(|a| shape.get(*a).is_none_or(|extent| extent.bounds(&graph.symbols).0 < 1))
-        }),
-    }
-}
-
-/// Whether an op may read outside of its first operand at some sizes.
-fn reads_outside(graph: &Graph, node: &Node) -> bool {
-    let [Some(&x), Some(&y)] = [node.inputs.first(), node.outputs.first()] else { return false };
-    let extent = |v: ValueId, axis: usize| graph.ty(v).shape.get(axis).cloned().unwrap_or(1.into());
-    let is_negative = |d: &Dim| d.bounds(&graph.symbols).0 < 0;
-    match node.op.facts().extents {
-        ExtentRule::Any => false,
-        ExtentRule::PositionsOfOperand { axis, start, step } => {
-            let last = start.clone() + (extent(y, axis) - Dim::from(1)) * Dim::from(step);
-            let after = extent(x, axis) - Dim::from(1) - last.clone();
-            extent(y, axis).as_const() != Some(0)
-                && (is_negative(start) || is_negative(&last) || is_negative(&after))
-        }
-        ExtentRule::AtMostOperand { axis } => is_negative(&(extent(x, axis) - extent(y, axis))),
-        ExtentRule::IndexAtMostOperand { except } => node.inputs.get(1).is_some_and(|&index| {
-            let axes = (0..graph.ty(x).rank()).filter(|axis| *axis != except);
-            axes.into_iter().any(|axis| is_negative(&(extent(x, axis) - extent(index, axis))))
-        }),
-    }
 }

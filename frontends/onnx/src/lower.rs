@@ -63,6 +63,8 @@ pub(crate) struct ImportLowering<'p> {
     pub fixed_arguments: Vec<FixedArgument>,
     /// Whether a branch was taken because of its sizes at the upper ends.
     pub has_assumed_branches: bool,
+    /// The bool that holds where the branch of the present node runs.
+    pub guard: Option<ValueId>,
     /// The number of attempts to lower nodes that run graphs.
     pub attempts: usize,
     pub nodes: usize,
@@ -98,6 +100,7 @@ impl<'p> ImportLowering<'p> {
             argument_values: ArgumentValues::default(),
             fixed_arguments: Vec::new(),
             has_assumed_branches: false,
+            guard: None,
             attempts: 0,
             nodes: 0,
             notes: Vec::new(),

@@ -39,6 +39,8 @@ pub struct Value {
     nbytes: usize,
     /// For an output, the name of the input that it replaces.
     replaces: Option<String>,
+    /// For an output, the axes of which only the first elements are the result. Their number is data: see `Session.extents`.
+    counted_axes: Py<PyTuple>,
 }
 
 #[pymethods]
@@ -129,6 +131,9 @@ impl SessionState {
         let Some((number, value)) = self.find_returned(name)? else {
             return Err(error(format!("{name}: expected an output that replaces no input")));
         };
+        if !value.counted_axes.is_empty() {
+            return Err(error(format!("{name}: its extents are data, so a view cannot have them: read it")));
+        }
         let own = format!("out.{number}");
         if self.bound.contains_key(&own) || self.bound.contains_key(&value.name) {
             return Err(error(format!("{name}: a tensor is bound to it: read that tensor")));
@@ -398,6 +403,12 @@ impl Session {
         self.with_session(py, |open| open.session.read(name)).map(|tensor| Tensor::new(Arc::new(tensor)))
     }
 
+    /// The extents of an output in the last run. They are those of its memory, except along axes whose number of elements is data.
+    fn extents<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyTuple>> {
+        let extents = self.with_session(py, |open| open.session.read_extents(name))?;
+        PyTuple::new(py, extents)
+    }
+
     /// The output of the last run without a copy: see `View`. Only the first call for an output copies it.
     fn view(&self, py: Python<'_>, name: &str) -> PyResult<View> {
         let (value, buffer) = self.with_session(py, |open| open.view_buffer(name))?;
@@ -552,6 +563,7 @@ fn python_values(py: Python<'_>, all: Vec<symmc::SessionValue>) -> PyResult<Vec<
             shape,
             nbytes: value.bytes,
             replaces: value.replaces,
+            counted_axes: PyTuple::new(py, value.counted_axes)?.unbind(),
         })
     };
     all.into_iter().map(value).collect()

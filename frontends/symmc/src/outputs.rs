@@ -27,7 +27,7 @@ pub fn write_outputs(
     let mut tensors: Vec<(String, &Tensor)> = Vec::new();
     for (rank, outputs) in ranks.zip(outputs) {
         let of_rank = output_names(graph).into_iter().zip(outputs);
-        tensors.extend(of_rank.map(|(name, tensor)| (format!("rank{rank}.{name}"), tensor)));
+        tensors.extend(of_rank.filter_map(|(name, tensor)| Some((format!("rank{rank}.{}", name?), tensor))));
     }
     refuse_streams(path)?;
     let header = sorted_header(&mut tensors).map_err(|e| Error::format(path, e))?;
@@ -166,16 +166,17 @@ fn refuse_streams(path: &Path) -> Result<(), Error> {
     Err(Error::format(path, format!("this is {kind}; expected a file to write outputs to")))
 }
 
-/// The name of each output in a file, without its rank.
-fn output_names(graph: &Graph) -> Vec<String> {
+/// The name of each output in a file, without its rank. `None` for lengths of other outputs.
+fn output_names(graph: &Graph) -> Vec<Option<String>> {
     let mut returned = 0..;
     let mut of_output = |kind: OutputKind| match kind {
-        OutputKind::Returned => format!("out.{}", returned.next().unwrap_or_default()),
+        OutputKind::Returned => Some(format!("out.{}", returned.next().unwrap_or_default())),
+        OutputKind::Length { .. } => None,
         OutputKind::Mutates(id) => {
             let arguments = graph.inputs.iter().filter(|(_, i)| i.kind == InputKind::Argument);
             match arguments.map(|(other, _)| other).position(|other| other == id) {
-                Some(index) => format!("in.{index}"),
-                None => format!("w.{}", graph.checkpoint_name(&graph.inputs[id])),
+                Some(index) => Some(format!("in.{index}")),
+                None => Some(format!("w.{}", graph.checkpoint_name(&graph.inputs[id]))),
             }
         }
     };

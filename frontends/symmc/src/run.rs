@@ -146,13 +146,14 @@ pub fn run_timed(
         config: config.rank_config(),
     };
     let device = config.device.clone();
-    Ok(match execution {
+    let ran = match execution {
         Execution::Processes(command) => job::launch_job(&job, command, |job| RankTask::Run { device, job })?,
         _ => {
             let open = |request: &SessionRequest<'_>| device.open_job(request, &config.kernels);
             job::run_threads(&job, &open)?
         }
-    })
+    };
+    Ok(JobResult { outputs: cut_outputs(plan, ran.outputs), times: ran.times })
 }
 
 /// The outputs of the interpreter for each rank, with random noise from `seed` added to every rounding. Outputs that differ
@@ -208,7 +209,13 @@ fn interpret(
         }
         outputs = run(&inputs)?;
     }
+    let outputs = cut_outputs(plan, outputs);
     Ok(JobResult { outputs, times: vec![RunTimes::from_durations(&times)] })
+}
+
+/// The outputs of each rank without elements that are unspecified.
+fn cut_outputs(plan: &CheckedPlan, outputs: Vec<Vec<Tensor>>) -> Vec<Vec<Tensor>> {
+    outputs.into_iter().map(|outputs| plan.source_program().cut_outputs(outputs)).collect()
 }
 
 /// Runs this process's rank of a plan together with the ranks that another launcher (torchrun, MPI, Slurm)
@@ -253,5 +260,6 @@ pub fn run_joined_timed(
         config: config.rank_config(),
     };
     let open = |request: &SessionRequest<'_>| config.device.open_job(request, &config.kernels);
-    Ok(job::run_rank(place, &job, &open)?)
+    let (outputs, times) = job::run_rank(place, &job, &open)?;
+    Ok((plan.source_program().cut_outputs(outputs), times))
 }

@@ -395,7 +395,39 @@ impl Session {
         let mut data = vec![0; value.bytes];
         self.device.select()?.read_port(port, &mut data)?;
         let tensor = Tensor::new(value.dtype, value.extents, data);
-        tensor.ok_or_else(|| RunError::Defect(format!("{name}: the bytes do not fit the extents")).into())
+        let tensor =
+            tensor.ok_or_else(|| RunError::Defect(format!("{name}: the bytes do not fit the extents")))?;
+        let lengths = self.lengths_at_port(port)?;
+        Ok(lengths.into_iter().fold(tensor, |tensor, (axis, length)| tensor.first_along(axis, length)))
+    }
+
+    /// The extents of an output or input after the last run. They are those of its memory, except along axes whose number of
+    /// elements is data ([`SessionValue::counted_axes`]).
+    ///
+    /// # Errors
+    /// There is no such output or input, a symbol has no value, a run is in progress, or one failed.
+    pub fn read_extents(&mut self, name: &str) -> Result<Vec<usize>, Error> {
+        let port = self.find_port(name, values::PortPreference::Output)?;
+        let mut extents = self.value_at_port(name, port)?.extents;
+        for (axis, length) in self.lengths_at_port(port)? {
+            if let Some(extent) = extents.get_mut(axis) {
+                *extent = length.min(*extent);
+            }
+        }
+        Ok(extents)
+    }
+
+    /// The axes of an output whose number of elements is data, with that number.
+    fn lengths_at_port(&mut self, port: Port) -> Result<Vec<(usize, usize)>, Error> {
+        let Port::Output(output) = port else { return Ok(Vec::new()) };
+        let axes: Vec<(usize, usize)> = self.plan.source_program().output_lengths(output).collect();
+        let mut lengths = Vec::with_capacity(axes.len());
+        for (axis, position) in axes {
+            let mut data = [0; size_of::<i64>()];
+            self.device.select()?.read_port(Port::Output(position), &mut data)?;
+            lengths.push((axis, usize::try_from(i64::from_le_bytes(data)).unwrap_or(0)));
+        }
+        Ok(lengths)
     }
 
     /// Runs once and waits for the end. All ranks start the same runs in the same order.

@@ -9,11 +9,15 @@
 
 use std::collections::HashMap;
 
-use symmc_import::sympy;
+use symmc_import::emit::extent_product;
+use symmc_import::{has_word, sympy};
 use symmc_ir::entity::Entity;
-use symmc_ir::{Dim, EntityMap, Symbol, SymbolId};
+use symmc_ir::{DType, Dim, EntityMap, Symbol, SymbolId};
 
-use crate::schema::{Argument, ExportedGraph, ExportedNode, RangeConstraint, SymInt};
+use crate::dtype;
+use crate::packed_rows::op_of;
+use crate::schema::{Argument, ExportedGraph, ExportedNode, RangeConstraint, SymInt, TensorMeta};
+use crate::scope::tensor_names;
 
 /// Upper ends of declared ranges from here on stand for no limit.
 const OPEN: i64 = 1 << 31;
@@ -62,10 +66,9 @@ impl DataSizes {
             for inner in inner_graphs(node) {
                 self.add_symbols(inner, range, fixed);
             }
-            let Some(name) = read_symbol(graph, node) else { continue };
-            if fixed.contains_key(name) || self.ids.contains_key(name) {
-                continue;
-            }
+            let is_new = |name: &&str| !fixed.contains_key(*name) && !self.ids.contains_key(*name);
+            let name = read_symbol(graph, node).or_else(|| counted_symbols(graph, node).find(is_new));
+            let Some(name) = name.filter(is_new) else { continue };
             let declared = range(name);
             let min = declared.and_then(|r| r.min_val).unwrap_or(0).max(0);
             let max = declared.and_then(|r| r.max_val).filter(|max| *max < OPEN);
@@ -76,6 +79,9 @@ impl DataSizes {
             if let Some(max) = max {
                 self.limits.insert(id, max.into());
                 self.declared_limits.insert(id, max);
+            }
+            if let Some(bound) = self.counted_elements(graph, node, fixed) {
+                self.limit(id, &bound);
             }
         }
     }
@@ -114,7 +120,7 @@ impl DataSizes {
             if !self.depends_on_data(&high) && self.depends_on_data(&low) {
                 let reversed = self.at_most.iter().any(|(a, b)| *a == high && *b == low);
                 if reversed {
-                    self.equal.push((low.clone(), high.clone()));
+                    self.add_equal(low.clone(), high.clone());
                 }
                 if let Some(id) = low.as_symbol() {
                     self.limit(id, &high);
@@ -122,11 +128,17 @@ impl DataSizes {
                 self.at_most.push((low, high));
             } else if self.depends_on_data(&high) {
                 if self.at_most.iter().any(|(a, b)| *a == high && *b == low) {
-                    self.equal.push((high.clone(), low.clone()));
+                    self.add_equal(high.clone(), low.clone());
                 }
                 self.at_most.push((low, high));
             }
         }
+    }
+
+    /// Says that two sizes are equal. Of two symbols, the later one is replaced, because the value of the other is known first.
+    fn add_equal(&mut self, from: Dim, to: Dim) {
+        let is_earlier = from.as_symbol().zip(to.as_symbol()).is_some_and(|(from, to)| from < to);
+        self.equal.push(if is_earlier { (to, from) } else { (from, to) });
     }
 
     /// What an exchange of rows says about its sizes.
@@ -210,6 +222,33 @@ impl DataSizes {
         }
     }
 
+    /// The most rows that a node can count. `None` if its operands do not bound their number.
+    fn counted_elements(
+        &self,
+        graph: &ExportedGraph<'_>,
+        node: &ExportedNode<'_>,
+        fixed: &HashMap<String, Dim>,
+    ) -> Option<Dim> {
+        let operation = op_of(&node.target);
+        let names = node.inputs.iter().flat_map(|i| tensor_names(&i.arg));
+        let mut operands = names.filter_map(|name| graph.tensor_values.get(name));
+        let shape = |meta: &TensorMeta<'_>| {
+            let sizes = meta.sizes.iter().map(|size| self.resolve_size(size, fixed).ok());
+            sizes.collect::<Option<Vec<Dim>>>()
+        };
+        let shape = match operation {
+            "aten.item" | "aten._local_scalar_dense" | "aten.repeat_interleave" => return None,
+            "aten.index" => shape(operands.skip(1).find(|meta| is_mask(meta))?)?,
+            "aten.masked_select" => {
+                let shapes: Vec<Vec<Dim>> = operands.map(shape).collect::<Option<_>>()?;
+                let shapes: Vec<&[Dim]> = shapes.iter().map(Vec::as_slice).collect();
+                symmc_ir::infer::broadcast_shapes(&shapes).ok()?
+            }
+            _ => shape(operands.next()?)?,
+        };
+        self.capacity(&extent_product(&shape)).ok()
+    }
+
     /// Bounds a symbol that depends on data, unless it has a bound that is as small.
     fn limit(&mut self, id: SymbolId, limit: &Dim) {
         if id.index() < self.fixed {
@@ -266,6 +305,11 @@ impl DataSizes {
     /// The largest value that the program declares for a symbol.
     pub fn declared_limit(&self, id: SymbolId) -> Option<i64> {
         self.declared_limits.get(&id).copied()
+    }
+
+    /// The smallest value that the program declares for a symbol.
+    pub fn least(&self, id: SymbolId) -> i64 {
+        self.all[id].min
     }
 
     pub fn is_data(&self, id: SymbolId) -> bool {
@@ -387,6 +431,29 @@ pub(crate) fn read_symbol<'a>(graph: &'a ExportedGraph<'_>, node: &ExportedNode<
         sympy::SizeExpr::Symbol(name) => Some(name),
         _ => None,
     }
+}
+
+/// Operators whose results have as many rows as the data has. The symbol of their number is an extent of the first result.
+const COUNTING: &str = "aten.nonzero aten.argwhere aten.nonzero_numpy aten.where aten.masked_select aten.index aten.repeat_interleave \
+     aten._unique2 aten._unique aten.unique_consecutive";
+
+/// The symbols among the extents of the first result of a node that counts rows.
+fn counted_symbols<'a>(
+    graph: &'a ExportedGraph<'_>,
+    node: &ExportedNode<'_>,
+) -> impl Iterator<Item = &'a str> {
+    let is_counting = has_word(COUNTING, op_of(&node.target));
+    let result = node.results().into_iter().flatten().next().filter(|_| is_counting);
+    let meta = result.and_then(|result| graph.tensor_values.get(result));
+    let sizes = meta.into_iter().flat_map(|meta| &meta.sizes);
+    sizes.filter_map(|size| match sympy::parse(&size.as_expr.as_ref()?.expr_str).ok()? {
+        sympy::SizeExpr::Symbol(name) => Some(name),
+        _ => None,
+    })
+}
+
+fn is_mask(meta: &TensorMeta<'_>) -> bool {
+    dtype::from_schema(meta.dtype).is_ok_and(|dtype| matches!(dtype, DType::Bool | DType::U8))
 }
 
 fn is_exchange(target: &str) -> bool {

@@ -42,6 +42,10 @@ impl Emit for OpCall<'_, '_> {
         &self.label
     }
 
+    fn guard(&self) -> Option<ValueId> {
+        self.lowering.guard
+    }
+
     fn emit_adapted(
         &mut self,
         hint: &str,

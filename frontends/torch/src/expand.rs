@@ -388,6 +388,11 @@ fn read_results(
     for output in &graph.outputs {
         match output.kind {
             OutputKind::Returned => returned.push(output.value),
+            OutputKind::Length { .. } => {
+                return invalid(
+                    "the definition states the length of an output, which is not supported".into(),
+                );
+            }
             OutputKind::Mutates(input) => {
                 let input = &graph.inputs[input];
                 let name = graph.value_name(input.value);

@@ -33,10 +33,24 @@ pub(crate) fn wrapped_graph<'p>(node: &'p ExportedNode<'p>) -> Option<&'p schema
     })
 }
 
+pub(crate) fn is_branch(node: &ExportedNode<'_>) -> bool {
+    effects::bare_target(&node.target).split('.').nth(1) == Some("cond")
+}
+
+/// The graphs of a `cond`: the branch for true, then that for false.
+pub(crate) fn branch_graphs<'p>(
+    node: &'p ExportedNode<'p>,
+) -> impl Iterator<Item = &'p schema::ExportedGraph<'p>> {
+    node.inputs.iter().filter_map(|i| match &i.arg {
+        Argument::Graph(g) => Some(&**g),
+        _ => None,
+    })
+}
+
 /// The branch of a `cond` that is taken, if its condition is a constant.
 pub(crate) fn taken_branch<'p>(c: &OpCall<'_, 'p>) -> Option<&'p schema::ExportedGraph<'p>> {
     let node = c.node;
-    if effects::bare_target(&node.target).split('.').nth(1) != Some("cond") {
+    if !is_branch(node) {
         return None;
     }
     let holds = match &node.inputs.first()?.arg {
@@ -45,11 +59,7 @@ pub(crate) fn taken_branch<'p>(c: &OpCall<'_, 'p>) -> Option<&'p schema::Exporte
         Argument::Tensor(name) => constant_truth(c, c.lowering.scope.value(name).ok()?)?,
         _ => return None,
     };
-    let graphs = node.inputs.iter().filter_map(|i| match &i.arg {
-        Argument::Graph(g) => Some(&**g),
-        _ => None,
-    });
-    graphs.take(2).nth(usize::from(!holds))
+    branch_graphs(node).take(2).nth(usize::from(!holds))
 }
 
 /// Whether a constant of one element is not zero.

@@ -29,6 +29,7 @@ mod aliasing;
 mod archive;
 mod argument;
 mod auto_functionalized;
+mod branches;
 mod call;
 mod custom_schema;
 mod data_sizes;

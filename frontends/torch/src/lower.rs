@@ -59,6 +59,10 @@ pub(crate) struct ImportLowering<'p> {
     /// The values with rows whose number depends on data.
     pub packed: PackedValues,
     pub opaque: UnsupportedOps,
+    /// The bool that holds where the branch of the present node runs.
+    pub guard: Option<ValueId>,
+    /// The number of branches that were lowered.
+    pub branch_count: usize,
     pub notes: Vec<String>,
 }
 
@@ -87,6 +91,8 @@ impl<'p> ImportLowering<'p> {
             possible_aliases: Vec::new(),
             packed: PackedValues::default(),
             opaque: UnsupportedOps::default(),
+            guard: None,
+            branch_count: 0,
             notes: Vec::new(),
         }
     }

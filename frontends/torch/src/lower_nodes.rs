@@ -7,6 +7,7 @@
 
 use crate::aliasing;
 use crate::auto_functionalized;
+use crate::branches;
 use crate::call::OpCall;
 use crate::effects::{self, OpEffect};
 use crate::error::{ImportError, Result};
@@ -133,6 +134,9 @@ fn lower_call(call: &mut OpCall<'_, '_>, effect: &OpEffect) -> RuleResult {
     if let Some(graph) = inline::wrapped_graph(call.node).or_else(|| inline::taken_branch(call)) {
         return lower_wrapped_graph(call, graph);
     }
+    if inline::is_branch(call.node) {
+        return branches::lower_both(call);
+    }
     if ops::complex::involves_complex(call) {
         return lower_complex_call(call, effect);
     }
@@ -186,7 +190,7 @@ fn lower_complex_call(call: &mut OpCall<'_, '_>, effect: &OpEffect) -> RuleResul
 }
 
 /// Lowers the nodes of a wrapped graph in place of the call.
-fn lower_wrapped_graph<'p>(call: &mut OpCall<'_, 'p>, graph: &'p ExportedGraph<'p>) -> RuleResult {
+pub(crate) fn lower_wrapped_graph<'p>(call: &mut OpCall<'_, 'p>, graph: &'p ExportedGraph<'p>) -> RuleResult {
     let inner = inline::wrapped_scope(call, graph)?;
     let outer = std::mem::replace(&mut call.lowering.scope, inner);
     let ran = call.lowering.lower_nodes();

@@ -39,7 +39,7 @@ pub(crate) fn takes_extents(target: &str) -> bool {
     creates_rows(target) || SHAPING.contains(&op_of(target))
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct PackedValues {
     rows: HashMap<ValueId, PackedRows>,
     /// The values of symbols that depend on data: integers without axes.

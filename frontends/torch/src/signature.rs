@@ -20,6 +20,7 @@ use crate::dtype;
 use crate::error::{ImportError, Result};
 use crate::lower::ImportLowering;
 use crate::merge_ranks;
+use crate::packed;
 use crate::per_rank::PerRankArgument;
 use crate::schema::{Argument, ExportedProgram, InputSpec, OutputSpec};
 use crate::scope::NameBinding;
@@ -380,6 +381,7 @@ pub(crate) fn lower_outputs<'p>(
     program: &'p ExportedProgram<'p>,
     inputs: &ProgramInputs,
 ) -> Result<()> {
+    let mut lengths = Vec::new();
     for (i, spec) in program.graph_module.signature.output_specs.iter().enumerate() {
         let Some((name, target)) = output_target(spec) else {
             match &spec.user_output {
@@ -400,12 +402,18 @@ pub(crate) fn lower_outputs<'p>(
             continue;
         };
         let value = lowering.scope.value(name).map_err(|message| signature_error(name, message))?;
-        if let Some(rows) = lowering.packed.rows(value) {
-            let rows = lowering.symbols.data.display(&rows.length);
-            return Err(signature_error(
-                name,
-                format!("expected an output of fixed extents, found `{rows}` rows, which depend on data"),
-            ));
+        let rows = lowering.packed.rows(value).cloned();
+        let output = lowering.builder.graph().outputs.len();
+        match rows {
+            Some(rows) if matches!(target, OutputTarget::Caller) => lengths.push((output, rows)),
+            Some(rows) => {
+                let rows = lowering.symbols.data.display(&rows.length);
+                return Err(signature_error(
+                    name,
+                    format!("expected an output of fixed extents, found `{rows}` rows, which depend on data"),
+                ));
+            }
+            None => {}
         }
         note_complex(lowering, "output", name);
         let kind = match target {
@@ -424,6 +432,12 @@ pub(crate) fn lower_outputs<'p>(
         if !outputs.iter().any(|o| o.kind == OutputKind::Mutates(input)) {
             outputs.push(GraphOutput { value, kind: OutputKind::Mutates(input) });
         }
+    }
+    for (output, rows) in lengths {
+        let value = packed::emit_output_length(lowering, &rows.length)
+            .map_err(|stop| stop.into_error(|message| signature_error("output_specs", message)))?;
+        let kind = OutputKind::Length { output, axis: rows.axis };
+        lowering.builder.graph_mut().outputs.push(GraphOutput { value, kind });
     }
     Ok(())
 }

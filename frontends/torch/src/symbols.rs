@@ -112,6 +112,11 @@ impl<'p> ProgramSymbols<'p> {
         }
     }
 
+    /// The dim of a symbol, whether a caller or data determines it, over the symbols of [`DataSizes`].
+    pub fn resolve_data_symbol(&self, symbol: &str) -> Result<Dim, String> {
+        self.data.resolve_symbol(symbol, &self.ids)
+    }
+
     /// An extent, or the capacity of one that depends on data.
     pub fn resolve_capacity(&self, size: &'p SymInt<'p>) -> Result<Dim> {
         let resolved = self.resolve_size(size)?;

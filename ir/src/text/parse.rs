@@ -108,6 +108,7 @@ impl<'a> ProgramParser<'a> {
             "const" => |p: &mut Self| p.parse_input(InputKind::Constant),
             "return" => Self::parse_return,
             "mutate" => Self::parse_mutation,
+            "length" => Self::parse_length,
             "dispatch" => Self::parse_dispatch,
             _ => {
                 let statements = "symbol, group, custom, arg, param, const, return, mutate, dispatch or a node (`%name: …`)";
@@ -329,6 +330,19 @@ impl<'a> ProgramParser<'a> {
         self.cursor.expect("=")?;
         let value = self.parse_value_ref()?;
         self.graph.outputs.push(GraphOutput { value, kind: OutputKind::Mutates(input) });
+        Ok(())
+    }
+
+    fn parse_length(&mut self) -> ParseResult<()> {
+        let value = self.parse_value_ref()?;
+        let mut numbers = [0; 2];
+        for (number, word) in numbers.iter_mut().zip(["output", "axis"]) {
+            self.cursor.expect_word(word)?;
+            self.cursor.expect("=")?;
+            *number = self.cursor.natural()?;
+        }
+        let [output, axis] = numbers;
+        self.graph.outputs.push(GraphOutput { value, kind: OutputKind::Length { output, axis } });
         Ok(())
     }
 

@@ -212,8 +212,12 @@ impl TextWriter<'_> {
                     }
                     self.push_str(" = ");
                 }
+                OutputKind::Length { .. } => self.push_str("length "),
             }
             self.push_value(output.value);
+            if let OutputKind::Length { output, axis } = output.kind {
+                self.push_display(format_args!(" output={output} axis={axis}"));
+            }
             self.push_str("\n");
         }
     }

@@ -376,7 +376,7 @@ pub fn written_each_run(source: &Graph, input: usize) -> bool {
     });
     let is_replaced = source.outputs.iter().any(|o| match o.kind {
         OutputKind::Mutates(i) => i.index() == input,
-        OutputKind::Returned => false,
+        OutputKind::Returned | OutputKind::Length { .. } => false,
     });
     varies || is_replaced
 }

@@ -138,7 +138,7 @@ impl TaskGraph {
         }));
         let replaced = program.graph.outputs.iter().filter_map(|o| match o.kind {
             OutputKind::Mutates(input) => Some(input.index()),
-            OutputKind::Returned => None,
+            OutputKind::Returned | OutputKind::Length { .. } => None,
         });
         let memory =
             InPlaceOperands { program, steps, readers: &readers, replaced: replaced.collect(), together };

@@ -173,7 +173,7 @@ impl PreparedBucket {
     pub(super) fn mutated_inputs(&self) -> impl Iterator<Item = (usize, InputId)> {
         self.graph.outputs.iter().enumerate().filter_map(|(k, o)| match o.kind {
             OutputKind::Mutates(input) => Some((k, input)),
-            OutputKind::Returned => None,
+            OutputKind::Returned | OutputKind::Length { .. } => None,
         })
     }
 }

@@ -142,7 +142,7 @@ fn caches_are_updated_where_they_lie() {
         let graph = &planned.program.graph;
         let mutated_source = |output: &symmc_ir::GraphOutput| match output.kind {
             OutputKind::Mutates(input) => Some(graph.inputs[input].source.clone()),
-            OutputKind::Returned => None,
+            OutputKind::Returned | OutputKind::Length { .. } => None,
         };
         let changed: Vec<_> = graph.outputs.iter().map(mutated_source).collect();
         let caches = (0..4).map(|i| Some(format!("cache_{i}")));

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use anyhow::Result;
+use symmc::unstable::ir::OutputKind;
 use symmc::unstable::ir::interp::{self, NoiseSpread, RoundingHistory, TensorComparison, Tolerance};
 use symmc::{ExpectedOutputs, Graph, Tensor};
 
@@ -42,6 +43,9 @@ pub fn format_outputs(graph: &Graph, ranks: Range<usize>, outputs: &[Vec<Tensor>
     let mut text = String::new();
     for (rank, outputs) in ranks.zip(outputs) {
         for (index, (output, tensor)) in graph.outputs.iter().zip(outputs).enumerate() {
+            if matches!(output.kind, OutputKind::Length { .. }) {
+                continue;
+            }
             let value = graph.value_name(output.value);
             let dtype = tensor.dtype();
             let shape = tensor.shape();
@@ -210,7 +214,9 @@ fn measure_sensitivity(
         }
         let noisy = with_noise(seed)?;
         for output in compared.iter_mut() {
-            if let Some(noisy) = noisy.get(output.rank).and_then(|outputs| outputs.get(output.index)) {
+            let noisy = noisy.get(output.rank).and_then(|outputs| outputs.get(output.index));
+            // Noise may change the number of elements of an output.
+            if let Some(noisy) = noisy.filter(|noisy| noisy.shape() == output.expected.shape()) {
                 output.widen_by_noise(noisy);
             }
         }

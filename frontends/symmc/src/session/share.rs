@@ -72,7 +72,7 @@ impl Session {
         let source = self.plan.source_program();
         let replaces = |kind: &OutputKind| match kind {
             OutputKind::Mutates(id) => source.inputs.keys().position(|i| i == *id) == Some(input),
-            OutputKind::Returned => false,
+            OutputKind::Returned | OutputKind::Length { .. } => false,
         };
         if let Some(output) = source.outputs.iter().find(|o| replaces(&o.kind)) {
             let output = source.value_name(output.value);

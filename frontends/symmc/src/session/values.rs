@@ -39,6 +39,9 @@ pub struct SessionValue {
     pub bytes: usize,
     /// For an output, the name of the input that it replaces.
     pub replaces: Option<String>,
+    /// For an output, the axes of which only the first elements are the result. Their number is data
+    /// ([`Session::read_extents`](crate::Session::read_extents)).
+    pub counted_axes: Vec<usize>,
 }
 
 /// The preferred one if an input and an output have the same name.
@@ -71,9 +74,11 @@ pub(super) fn list_values(
         let replaces = match output.kind {
             OutputKind::Mutates(input) => Some(graph.value_name(graph.inputs[input].value).to_string()),
             OutputKind::Returned => None,
+            OutputKind::Length { .. } => continue,
         };
+        let counted_axes = graph.output_lengths(k).map(|(axis, _)| axis).collect();
         let value = describe_value(graph, bindings, output.value, ValueKind::Output)?;
-        out.push((Port::Output(k), SessionValue { replaces, ..value }));
+        out.push((Port::Output(k), SessionValue { replaces, counted_axes, ..value }));
     }
     Ok(out)
 }
@@ -93,7 +98,17 @@ fn describe_value(
     };
     let extents = ty.concrete_shape(bindings).ok_or_else(unsized_)?;
     let bytes = extents.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d)).ok_or_else(unsized_)?;
-    Ok(SessionValue { name, source: None, kind, dtype: ty.dtype, extents, bytes, replaces: None })
+    let counted_axes = Vec::new();
+    Ok(SessionValue {
+        name,
+        source: None,
+        kind,
+        dtype: ty.dtype,
+        extents,
+        bytes,
+        replaces: None,
+        counted_axes,
+    })
 }
 
 /// Checks that memory is large enough for an input or output whose size does not depend on symbols.

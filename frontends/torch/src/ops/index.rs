@@ -3,10 +3,10 @@
 //! Negative indices of PyTorch's advanced indexing count from the end, which the IR does not support. An
 //! index is therefore wrapped, unless the nodes that compute it show that it is never negative.
 
-use symmc_import::{Emit, RuleCall, invalid_if, unsupported_if};
+use symmc_import::{Emit, RuleCall, invalid, invalid_if, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Op, ValueId};
 
-use super::{RuleRow, row, row_of_results};
+use super::{RuleRow, counted, row, row_of_results};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleResult};
 
@@ -45,7 +45,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.take", "reshape, take", |c| {
         let [x, index] = c.tensors_named(["self", "index"])?;
         let flat = c.reshape(x, vec![c.ty(x).numel()])?;
-        let index = c.wrap_negative_index(index, &c.ty(x).numel())?;
+        let index = c.wrap_index(index, flat, 0)?;
         c.emit("take", Op::Take { axis: 0 }, &[flat, index])
     }),
     row_of_results("aten.index.Tensor aten._unsafe_index", "take, index", index),
@@ -93,18 +93,13 @@ pub(super) struct AdvancedIndexing {
 /// PyTorch's result.
 pub(super) fn resolve_indexing(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<AdvancedIndexing> {
     let list = c.opt_tensors("indices")?;
+    let (x, list) = replace_masks(c, x, list)?;
     invalid_if!(list.len() > c.rank(x), "expected at most {} indices, found {}", c.rank(x), list.len());
     let mut axes = Vec::new();
     let mut indices = Vec::new();
     for (axis, index) in list.into_iter().enumerate() {
         let Some(index) = index else { continue };
-        // PyTorch treats bytes as masks, too.
-        unsupported_if!(
-            matches!(c.dtype(index), DType::Bool | DType::U8),
-            "an index is a mask, so the extent of the result depends on data"
-        );
-        let n = c.ty(x).shape[axis].clone();
-        indices.push(c.wrap_negative_index(index, &n)?);
+        indices.push(c.wrap_index(index, x, axis)?);
         axes.push(axis);
     }
     let together = axes.windows(2).all(|w| w[0] + 1 == w[1]);
@@ -114,6 +109,66 @@ pub(super) fn resolve_indexing(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult
     let axis = if together { axes.first().copied().unwrap_or(0) } else { 0 };
     let x = c.permute(x, perm.clone())?;
     Ok(AdvancedIndexing { x, axis, indices, perm })
+}
+
+/// Whether an index is a mask. PyTorch treats bytes as masks, too.
+pub(super) fn is_mask(c: &OpCall<'_, '_>, index: ValueId) -> bool {
+    matches!(c.dtype(index), DType::Bool | DType::U8)
+}
+
+/// Replaces masks by the positions of their true elements: a mask that is the only index by positions in its axes of `x`
+/// as one axis, and others by positions in each of their axes.
+fn replace_masks(
+    c: &mut OpCall<'_, '_>,
+    x: ValueId,
+    list: Vec<Option<ValueId>>,
+) -> RuleResult<(ValueId, Vec<Option<ValueId>>)> {
+    if !list.iter().flatten().any(|index| is_mask(c, *index)) {
+        return Ok((x, list));
+    }
+    let first = list.iter().position(Option::is_some).unwrap_or(0);
+    let sizes = c.declared_sizes(0)?;
+    if let &[mask] = list.iter().flatten().copied().collect::<Vec<_>>().as_slice() {
+        let Some(length) = sizes.get(first) else {
+            return invalid!("expected a result with an axis {first}");
+        };
+        let mut shape = c.shape(x);
+        let masked_axes = first..first + c.rank(mask);
+        invalid_if!(
+            shape.get(masked_axes.clone()) != Some(&c.shape(mask)[..]),
+            "expected a mask of {shape:?} from axis {first} on, found {:?}",
+            c.shape(mask)
+        );
+        shape.splice(masked_axes, [c.ty(mask).numel()]);
+        let x = c.reshape(x, shape)?;
+        let mask = c.cast(mask, DType::Bool)?;
+        let positions = counted::true_positions(c, mask, length)?;
+        let mut list = vec![None; first];
+        list.push(Some(positions));
+        return Ok((x, list));
+    }
+    let is_index = |index: &&Option<ValueId>| index.is_none_or(|index| !is_mask(c, index));
+    let index_rank =
+        list.iter().filter(is_index).flatten().map(|index| c.rank(*index)).max().unwrap_or(0).max(1);
+    let together = list.iter().skip_while(|i| i.is_none()).skip_while(|i| i.is_some()).all(|i| i.is_none());
+    let axis = if together { first } else { 0 } + index_rank - 1;
+    let Some(length) = sizes.get(axis).cloned() else {
+        return invalid!("expected a result with an axis {axis}");
+    };
+    let mut replaced = Vec::new();
+    for index in list {
+        match index.filter(|index| is_mask(c, *index)) {
+            Some(mask) => {
+                unsupported_if!(
+                    c.rank(mask) == 0,
+                    "a mask without axes among other indices is not supported"
+                );
+                replaced.extend(counted::coordinates(c, mask, &length)?.into_iter().map(Some));
+            }
+            None => replaced.push(index),
+        }
+    }
+    Ok((x, replaced))
 }
 
 fn index(c: &mut OpCall<'_, '_>) -> RuleResult {

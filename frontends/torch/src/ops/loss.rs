@@ -139,7 +139,7 @@ fn loss_gradient(
     let ([gradient, x, target], dtype) = common_operands(c, ["grad_output", "self", "target"])?;
     let is_mean = loss_reduction(c)? == LossReduction::Mean;
     let result = c.dtype(c.tensor("self")?);
-    let count = if is_mean { Some(c.emit_dim(&c.ty(x).numel(), dtype)?) } else { None };
+    let count = if is_mean { Some(c.emit_numel(x, dtype)?) } else { None };
     c.formula([gradient, x, target], |[gradient, x, target]| {
         let gradient = count.map_or(gradient, |count| gradient / gradient.term(count));
         (gradient * derivative(x, target)).cast(result)
@@ -241,6 +241,9 @@ fn cross_entropy_of_probabilities(
     unsupported_if!(c.opt_tensor("weight")?.is_some(), "class weights of probabilities are not supported");
     c.ignore(&["ignore_index"]);
     let reduction = loss_reduction(c)?;
+    if let Some(classes) = c.packed_length(x, axis) {
+        return c.refuse_packed("it needs the number of classes", &classes);
+    }
     let classes = c.emit_dim(&c.extent(x, axis), c.dtype(x))?;
     let y = c.formula([x, target, classes], |[x, target, classes]| {
         let smooth = target * (1.0 - smoothing) + smoothing / classes;

@@ -12,6 +12,7 @@ mod batch_norm;
 mod collectives;
 pub(crate) mod complex;
 mod convolution;
+mod counted;
 mod create;
 mod elementwise;
 mod embedding_bag;
@@ -54,6 +55,7 @@ static RULE_TABLES: RuleTables<OpRule> = RuleTables::new(&[
     slicing::RULE_ROWS,
     index::RULE_ROWS,
     scatter::RULE_ROWS,
+    counted::RULE_ROWS,
     create::RULE_ROWS,
     loss::RULE_ROWS,
     recurrent::RULE_ROWS,

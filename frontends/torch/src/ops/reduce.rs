@@ -137,7 +137,7 @@ fn variance(c: &mut OpCall<'_, '_>, root: bool) -> RuleResult {
         Some(_) => f64::from(u8::from(c.bool_or("unbiased", true)?)),
         None => c.float_or("correction", 1.0)?,
     };
-    let n = axes.iter().map(|&a| c.ty(x).shape[a].clone()).fold(Dim::from(1), |a, b| a * b);
+    let n = axes.iter().map(|&a| c.length(x, a)).fold(Dim::from(1), |a, b| a * b);
     let [mut y, mean] = c.formulas([x], |[x]| {
         let mean = x.mean(&axes, true);
         [(x - mean).square().mean(&axes, keep), mean]
@@ -147,7 +147,8 @@ fn variance(c: &mut OpCall<'_, '_>, root: bool) -> RuleResult {
             Some(n) => c.binary_float(BinaryOp::Mul, y, n / (n - correction))?,
             None => {
                 // Too few elements give 0 / 0, which is NaN.
-                let count = c.emit_dim(&n, c.dtype(y))?;
+                let count = if c.is_data_size(&n) { c.emit_size(&n)? } else { c.emit_dim(&n, c.dtype(y))? };
+                let count = c.cast(count, c.dtype(y))?;
                 c.formula([y, count], |[y, count]| y * (count / (count - correction).max(0.0)))?
             }
         };

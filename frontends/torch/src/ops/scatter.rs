@@ -4,7 +4,7 @@ use symmc_import::emit::extent_product;
 use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, ValueId};
 
-use super::index::{AdvancedIndexing, as_row, on_row, resolve_indexing};
+use super::index::{AdvancedIndexing, as_row, is_mask, on_row, resolve_indexing};
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
@@ -31,8 +31,7 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         let axis = c.axis("dim", c.rank(x))?;
         let value = c.operand("value")?;
         // In contrast to similar ops, PyTorch's index_fill accepts indices that count from the end.
-        let n = c.extent(x, axis);
-        let index = c.wrap_negative_index(index, &n)?;
+        let index = c.wrap_index(index, x, axis)?;
         let index = as_row(c, index)?;
         let source = c.as_tensor(&value, c.dtype(x))?;
         on_row(c, x, |c, x| {
@@ -72,10 +71,15 @@ fn index_put(c: &mut OpCall<'_, '_>) -> RuleResult {
     let [x, values] = c.tensors_named(["self", "values"])?;
     let accumulate = c.bool_or("accumulate", false)?;
     let values = c.cast(values, c.dtype(x))?;
-    if let [Some(mask)] = c.opt_tensors("indices")?.as_slice()
-        && c.dtype(*mask) == DType::Bool
-    {
-        return masked_put(c, x, *mask, values, accumulate);
+    let list = c.opt_tensors("indices")?;
+    if list.iter().flatten().any(|index| is_mask(c, *index)) {
+        let Some((&Some(mask), leading)) =
+            list.split_last().filter(|(_, rest)| rest.iter().all(Option::is_none))
+        else {
+            return unsupported!("a mask among other indices is not supported");
+        };
+        let y = masked_put(c, x, (mask, leading.len()), values, accumulate)?;
+        return c.set_only_result(y);
     }
     let AdvancedIndexing { x, axis, indices, perm } = resolve_indexing(c, x)?;
     invalid_if!(indices.is_empty(), "expected an index, found none");
@@ -109,7 +113,17 @@ fn masked_scatter(c: &mut OpCall<'_, '_>) -> EmitResult {
     if c.extent(source, 0).as_const() == Some(0) {
         return Ok(x);
     }
-    let positions = true_elements_before(c, mask)?;
+    let mut positions = true_elements_before(c, mask)?;
+    if let Some(length) = c.packed_length(source, 0) {
+        let count = c.emit_size(&length)?;
+        let beyond = c.formula([mask, positions, count], |[mask, positions, count]| {
+            mask.reshape(positions.shape()) & positions.ge(count)
+        })?;
+        let beyond = c.without_rest(beyond, Scalar::Bool(false))?;
+        let beyond = c.reduce(ReductionKind::Any, beyond, vec![0], false)?;
+        let zero = c.emit_check(beyond)?;
+        positions = c.add_check(positions, Some(zero))?;
+    }
     c.formula([x, mask, source, positions], |[x, mask, source, positions]| {
         mask.select(source.take(0, positions).reshape(shape), x)
     })
@@ -131,25 +145,62 @@ fn masked_scatter_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.reshape(y, sizes)
 }
 
-/// Stores one value wherever a mask over the leading axes is true.
+/// Stores values, or adds them, wherever a mask over the axes from `first` on is true. There is a value for each true
+/// element, in order, or one for all.
 fn masked_put(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
-    mask: ValueId,
-    value: ValueId,
+    (mask, first): (ValueId, usize),
+    values: ValueId,
     accumulate: bool,
-) -> RuleResult {
-    unsupported_if!(
-        c.ty(value).numel().as_const() != Some(1) || c.rank(mask) > c.rank(x),
-        "a mask with one value for each true element is not supported"
+) -> EmitResult {
+    let shape = c.shape(x);
+    let masked_axes = first..first + c.rank(mask);
+    invalid_if!(
+        shape.get(masked_axes.clone()) != Some(&c.shape(mask)[..]),
+        "expected a mask of {shape:?} from axis {first} on, found {:?}",
+        c.shape(mask)
     );
-    let mut shape = c.shape(mask);
-    shape.resize(c.rank(x), Dim::from(1));
-    let mask = c.reshape(mask, shape)?;
-    let value = c.reshape(value, vec![])?;
-    let value = if accumulate { c.binary(BinaryOp::Add, x, value)? } else { value };
-    let y = c.select(mask, value, x)?;
-    c.set_only_result(y)
+    let mask = c.cast(mask, DType::Bool)?;
+    let inner = shape[masked_axes.end..].to_vec();
+    let mut flat_shape = shape[..first].to_vec();
+    flat_shape.push(c.ty(mask).numel());
+    flat_shape.extend(inner.iter().cloned());
+    let flat = c.reshape(x, flat_shape.clone())?;
+    let flat_mask = c.reshape(mask, vec![c.ty(mask).numel()])?;
+    let values = values_of_elements(c, flat_mask, values, inner.len())?;
+    let values = if accumulate { c.binary(BinaryOp::Add, flat, values)? } else { values };
+    let mut mask_shape = vec![Dim::from(1); inner.len() + 1];
+    mask_shape[0] = c.extent(flat_mask, 0);
+    let flat_mask = c.reshape(flat_mask, mask_shape)?;
+    let y = c.select(flat_mask, values, flat)?;
+    c.reshape(y, shape)
+}
+
+/// The value of each element of a mask, where the true elements have the rows of `values` in order. `inner` axes of the
+/// values follow that of the rows. Values without such an axis, or with one row, are those of all elements.
+fn values_of_elements(c: &mut OpCall<'_, '_>, mask: ValueId, values: ValueId, inner: usize) -> EmitResult {
+    let Some(axis) = c.rank(values).checked_sub(inner + 1) else { return Ok(values) };
+    let length = c.length(values, axis);
+    if length.as_const() == Some(1) {
+        return Ok(values);
+    }
+    let flags = c.cast(mask, DType::I64)?;
+    let flags = c.without_rest(flags, Scalar::Int(0))?;
+    let count = c.reduce(ReductionKind::Sum, flags, vec![0], false)?;
+    let expected = c.emit_size(&length)?;
+    let differs = c.binary(BinaryOp::Ne, count, expected)?;
+    let zero = c.emit_check(differs)?;
+    let mut low = vec![Dim::from(0); c.rank(values)];
+    low[axis] = 1.into();
+    let mut ty = c.ty(values).clone();
+    ty.shape[axis] = ty.shape[axis].clone() + Dim::from(1);
+    let nothing = Scalar::Int(0).convert_to(ty.dtype);
+    // The row in front of the others is that of false elements, which may be all.
+    let values = c.emit_plain("values", Op::Pad { low, value: nothing }, &[values], Some(&[ty]))?[0];
+    let number = c.emit("cumsum", Op::CumSum { axis: 0 }, &[flags])?;
+    let number = c.add_check(number, Some(zero))?;
+    c.emit("take", Op::Take { axis }, &[values, number])
 }
 
 fn index_add(c: &mut OpCall<'_, '_>) -> RuleResult {

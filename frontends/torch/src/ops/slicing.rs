@@ -1,7 +1,7 @@
 //! Slices, splits, concatenation, repetition, padding.
 
-use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
-use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, ValueDef, ValueId};
+use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported_if};
+use symmc_ir::{BinaryOp, DType, Dim, Op, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
@@ -35,7 +35,6 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.repeat", "reshape, expand, reshape", |c| repeat(c, "repeats")),
     row("aten.tile", "reshape, expand, reshape", |c| repeat(c, "dims")),
     row("aten.repeat_interleave.self_int", "reshape, expand, reshape", repeat_interleave),
-    row("aten.repeat_interleave.Tensor", "cumsum, le, sum", repeat_by_counts),
     row("symmc.whole_rows", "copy", |c| {
         let x = c.first_tensor()?;
         c.emit_plain("whole", Op::Copy, &[x], None).map(|results| results[0])
@@ -385,74 +384,6 @@ fn repeat_interleave(c: &mut OpCall<'_, '_>) -> EmitResult {
     let axis = c.axis_or("dim", 0, c.rank(x))?;
     unsupported_if!(c.rank(x) == 0, "the operand has no axis");
     c.repeat_elements(x, axis, &n)
-}
-
-/// Each position as often as its count says. The number of results may depend on data.
-fn repeat_by_counts(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let counts = c.tensor("repeats")?;
-    let Some(length) = c.opt_size("output_size")? else {
-        return unsupported!("the number of results depends on data, and `output_size` is not given");
-    };
-    if let Some(rows) = c.packed_length(counts, 0) {
-        return c.refuse_packed("it repeats by counts", &rows);
-    }
-    check_constant_counts(c, counts, &length)?;
-    let dtype = c.dtype(counts);
-    let capacity = c.capacity(&length)?;
-    let counts = c.cast(counts, DType::I64)?;
-    let sums = c.emit("cumsum", Op::CumSum { axis: 0 }, &[counts])?;
-    let y = c.formula([sums], |[sums]| {
-        let ends = sums.unsqueeze(0);
-        let positions = ends.map(|c, _| c.iota(capacity.clone(), 0, 1, DType::I64)).unsqueeze(1);
-        ends.le(positions).cast(DType::I64).sum(&[1], false)
-    })?;
-    let n = c.extent(counts, 0);
-    let y = if c.is_data_size(&length) {
-        // Rows after the last are unspecified, but indices all the same.
-        let last_position = c.emit_dim(&(n - Dim::from(1)), DType::I64)?;
-        c.binary(BinaryOp::Min, y, last_position)?
-    } else {
-        let total = if c.dim_bounds(&n).0 > 0 {
-            c.slice(sums, 0, n.clone() - Dim::from(1), Dim::from(1), 1)?
-        } else {
-            c.reduce(ReductionKind::Sum, counts, vec![0], true)?
-        };
-        reject_other_total(c, y, total, &capacity, &n)?
-    };
-    let y = c.cast(y, dtype)?;
-    c.set_packed(y, 0, &length);
-    Ok(y)
-}
-
-/// Fails if the counts are constants that do not add up to the number of results.
-fn check_constant_counts(c: &OpCall<'_, '_>, counts: ValueId, length: &Dim) -> RuleResult {
-    let graph = c.lowering.builder.graph();
-    let mut source = counts;
-    while let Some((Op::Cast | Op::Copy, &[x])) = graph.definition(source) {
-        source = x;
-    }
-    let ValueDef::Input(input) = graph.values[source].def else { return Ok(()) };
-    let (Some(data), Some(declared)) = (&graph.inputs[input].data, length.as_const()) else { return Ok(()) };
-    let total: f64 = data.to_f64().iter().sum();
-    if total == declared as f64 {
-        return Ok(());
-    }
-    invalid!("expected {total} as `output_size`, the sum of the counts, found {declared}")
-}
-
-/// `positions`, or positions outside of the axis if the total of the counts is not `length`, so that reads at
-/// them are errors.
-fn reject_other_total(
-    c: &mut OpCall<'_, '_>,
-    positions: ValueId,
-    total: ValueId,
-    length: &Dim,
-    outside: &Dim,
-) -> EmitResult {
-    let length = c.emit_dim(length, DType::I64)?;
-    let fits = c.binary(BinaryOp::Eq, total, length)?;
-    let outside = c.emit_dim(outside, DType::I64)?;
-    c.select(fits, positions, outside)
 }
 
 fn flip(c: &mut OpCall<'_, '_>) -> EmitResult {

@@ -15,7 +15,20 @@ use crate::packed_rows::{PackedRows, op_of};
 /// Operators whose results mix the rows of an operand and depend on the rows alone, and not on their number.
 const MIXING: &str = "aten.sum aten.prod aten.amax aten.amin aten.max aten.min aten.any aten.all aten.mean aten.argmax \
      aten.argmin aten.mm aten.matmul aten.addmm aten.bmm aten.linear aten.einsum aten.softmax \
-     aten._softmax aten.log_softmax aten._log_softmax aten.bincount aten.histc aten.count_nonzero";
+     aten._softmax aten.log_softmax aten._log_softmax aten.bincount aten.histc aten.count_nonzero \
+     aten.linalg_vector_norm aten.norm aten.logsumexp aten.mse_loss aten.l1_loss aten.smooth_l1_loss aten.huber_loss \
+     aten.soft_margin_loss aten.kl_div aten.poisson_nll_loss aten.binary_cross_entropy \
+     aten.binary_cross_entropy_with_logits aten.margin_ranking_loss aten.hinge_embedding_loss aten.nll_loss \
+     aten.nll_loss_nd aten.nll_loss_forward aten.cross_entropy_loss aten.var aten.std aten.var_mean aten.std_mean";
+
+/// Operators that take rows of an operand at positions that data determines, or at each position and those before it.
+const TAKING: &str = "aten.embedding aten.index_select aten.gather aten.take_along_dim aten.take aten.index \
+     aten._unsafe_index aten.repeat_interleave aten.masked_select aten.masked_scatter aten.index_put \
+     aten._unsafe_index_put aten._index_put_impl aten._unique2 aten._unique aten.unique_consecutive aten.cummax \
+     aten.cummin aten.logcumsumexp";
+
+/// Operators that sort rows and return them in order.
+const SORTING: &str = "aten.sort aten.argsort aten.msort aten._unique2 aten._unique";
 
 /// The operands with which a node is emitted, and the packed axis of its results.
 struct PackedNode {
@@ -113,7 +126,9 @@ impl<'a> PackedCall<'a> {
             Op::Reduce { op: kind, .. } if mixes_rows(c) => (neutral_element(*kind, dtype), None),
             Op::ArgReduce { op, .. } if mixes_rows(c) => (Some(extreme(dtype, *op == ArgOp::Min)), None),
             Op::Softmax { .. } => (Some(Scalar::Float(FloatAttribute(f64::NEG_INFINITY))), Some(mixed)),
-            Op::Sort { descending, .. } => (Some(last_in_order(dtype, *descending)), Some(mixed)),
+            Op::Sort { descending, .. } if has_word(SORTING, operator(c)) => {
+                (Some(last_in_order(dtype, *descending)), Some(mixed))
+            }
             Op::CumSum { .. } => {
                 return Ok(PackedNode { inputs: inputs.to_vec(), rows: Some(mixed.clone()) });
             }
@@ -129,7 +144,9 @@ impl<'a> PackedCall<'a> {
                 return Ok(PackedNode { inputs: inputs.to_vec(), rows: None });
             }
             // Positions are within the rows of the indexed axis.
-            Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. } => {
+            Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. }
+                if has_word(TAKING, operator(c)) =>
+            {
                 return self.represent_aligned(c);
             }
             _ => (None, None),
@@ -198,7 +215,12 @@ fn moved(rows: &PackedRows, axis: usize) -> PackedRows {
 
 /// Whether the operator mixes rows in a way that does not depend on their number.
 fn mixes_rows(c: &OpCall<'_, '_>) -> bool {
-    has_word(MIXING, op_of(&c.node.target))
+    has_word(MIXING, operator(c))
+}
+
+/// The operator of a call, or the functional counterpart of one that writes.
+fn operator<'a>(c: &OpCall<'_, 'a>) -> &'a str {
+    op_of(&c.node.target).trim_end_matches('_')
 }
 
 /// Nodes that become several.

@@ -15,8 +15,10 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::packed_rows::PackedRows;
 
 mod emit;
+mod sizes;
 
 pub(crate) use emit::emit_packed;
+pub(crate) use sizes::emit_output_length;
 
 impl OpCall<'_, '_> {
     /// The length of a packed axis, if `axis` is the packed one.
@@ -28,6 +30,30 @@ impl OpCall<'_, '_> {
     /// The number of elements of an axis, over the symbols of [`crate::data_sizes`].
     pub fn length(&self, x: ValueId, axis: usize) -> Dim {
         self.packed_length(x, axis).unwrap_or_else(|| self.extent(x, axis))
+    }
+
+    /// An index into an axis of `x`, counted from 0. Negative elements count from the end.
+    pub fn wrap_index(&mut self, index: ValueId, x: ValueId, axis: usize) -> EmitResult {
+        let length = self.length(x, axis);
+        if !self.is_data_size(&length) || self.is_non_negative(index) {
+            return self.wrap_negative_index(index, &self.extent(x, axis));
+        }
+        let length = self.emit_size(&length)?;
+        let length = self.cast(length, self.dtype(index))?;
+        let from_end = self.binary(BinaryOp::Add, index, length)?;
+        let negative = self.binary_scalar(BinaryOp::Lt, index, Scalar::Int(0))?;
+        self.select(negative, from_end, index)
+    }
+
+    /// The number of elements of a value, as a number without axes.
+    pub fn emit_numel(&mut self, x: ValueId, dtype: DType) -> EmitResult {
+        let lengths = (0..self.rank(x)).map(|axis| self.length(x, axis));
+        let numel = lengths.fold(Dim::from(1), |numel, length| numel * length);
+        if !self.is_data_size(&numel) {
+            return self.emit_dim(&numel, dtype);
+        }
+        let numel = self.emit_size(&numel)?;
+        self.cast(numel, dtype)
     }
 
     /// Whether a size depends on data.
@@ -62,41 +88,7 @@ impl OpCall<'_, '_> {
 
     /// A size as the program states it, whatever it is known to equal.
     pub fn emit_terms(&mut self, length: &Dim) -> EmitResult {
-        if let Some(known) = self.lowering.packed.counts.get(length) {
-            return Ok(*known);
-        }
-        let split = self.lowering.symbols.data.split_linear(length);
-        let (terms, rest) = split.map_err(RuleFailure::Invalid)?;
-        let mut sum = None;
-        for (id, factor) in terms {
-            let Some(&value) = self.lowering.packed.symbols.get(&id) else {
-                let name = self.lowering.symbols.data.display(&id.into());
-                return invalid!("`{name}` is used before it is read from a tensor");
-            };
-            let term = match factor.as_const() {
-                Some(1) => value,
-                Some(factor) => self.binary_scalar(BinaryOp::Mul, value, Scalar::Int(factor))?,
-                None => {
-                    let factor = self.emit_dim(&factor, DType::I64)?;
-                    self.binary(BinaryOp::Mul, value, factor)?
-                }
-            };
-            sum = Some(match sum {
-                None => term,
-                Some(sum) => self.binary(BinaryOp::Add, sum, term)?,
-            });
-        }
-        let found = match (sum, rest.as_const()) {
-            (None, _) => self.emit_dim(&rest, DType::I64)?,
-            (Some(sum), Some(0)) => sum,
-            (Some(sum), Some(rest)) => self.binary_scalar(BinaryOp::Add, sum, Scalar::Int(rest))?,
-            (Some(sum), None) => {
-                let rest = self.emit_dim(&rest, DType::I64)?;
-                self.binary(BinaryOp::Add, sum, rest)?
-            }
-        };
-        self.lowering.packed.counts.insert(length.clone(), found);
-        Ok(found)
+        sizes::emit_terms(self.lowering, &self.label, length)
     }
 
     /// A bool for each of `capacity` rows: whether it is one of the first `length`.
@@ -137,6 +129,8 @@ impl OpCall<'_, '_> {
         for ty in types.into_iter().flatten() {
             check_shape_complexity(&ty.shape).map_err(RuleFailure::Invalid)?;
         }
+        let guarded = self.guard_operands(&op, inputs)?;
+        let inputs = guarded.as_deref().unwrap_or(inputs);
         let builder = &mut self.lowering.builder;
         let results = match types {
             Some(types) => builder.node_as(&name, op, inputs, types.to_vec())?,
@@ -153,6 +147,53 @@ impl OpCall<'_, '_> {
         let index = self.cast(violated, DType::I64)?;
         let zero = self.full(Scalar::Int(0), DType::I64, vec![1.into()])?;
         self.emit("check", Op::Take { axis: 0 }, &[zero, index])
+    }
+
+    /// `x` with `zero` added, a value without axes of [`Self::emit_check`], so that the check is part of it.
+    pub fn add_check(&mut self, x: ValueId, zero: Option<ValueId>) -> EmitResult {
+        let Some(zero) = zero else { return Ok(x) };
+        let zero = self.cast(zero, self.dtype(x))?;
+        self.binary(BinaryOp::Add, x, zero)
+    }
+
+    /// Whether a size is at most another for all sizes of a run. Neither depends on data.
+    pub fn is_at_most(&self, size: &Dim, limit: &Dim) -> bool {
+        self.lowering.symbols.data.provably_at_most(size, limit)
+    }
+
+    /// Says that `count`, an integer without axes that is at most `bound`, is the declared number of rows `length`. A symbol
+    /// that has no value yet gets it. Returns a check ([`Self::emit_check`]) of a length that is known otherwise.
+    pub fn bind_length(&mut self, length: &Dim, count: ValueId, bound: &Dim) -> RuleResult<Option<ValueId>> {
+        let data = &self.lowering.symbols.data;
+        let symbol = length.as_symbol().filter(|id| data.is_data(*id) && data.normalize(length) == *length);
+        let Some(id) = symbol.filter(|id| !self.lowering.packed.symbols.contains_key(id)) else {
+            let expected = self.emit_size(length)?;
+            let differs = self.binary(BinaryOp::Ne, count, expected)?;
+            return self.emit_check(differs).map(Some);
+        };
+        let least = data.least(id);
+        let limit = self.capacity(length)?;
+        let mut value = count;
+        if !self.is_at_most(bound, &limit) {
+            let above = self.binary_dim(BinaryOp::Gt, count, &limit)?;
+            let zero = self.emit_check(above)?;
+            value = self.add_check(value, Some(zero))?;
+        }
+        if least > 0 {
+            let below = self.binary_scalar(BinaryOp::Lt, count, Scalar::Int(least))?;
+            let zero = self.emit_check(below)?;
+            value = self.add_check(value, Some(zero))?;
+        }
+        self.lowering.packed.bind_symbol(id, value);
+        Ok(None)
+    }
+
+    /// `x` with its unspecified rows, if it has any, replaced by a number.
+    pub fn without_rest(&mut self, x: ValueId, value: Scalar) -> EmitResult {
+        match self.lowering.packed.rows(x).cloned() {
+            Some(rows) => self.fill_rest(x, &rows, value),
+            None => Ok(x),
+        }
     }
 
     /// Rows of an axis from a position on that may depend on data.

@@ -5,6 +5,7 @@ mod calls;
 mod common;
 mod complex;
 mod damage;
+mod data_counts;
 mod definitions;
 mod dtensors;
 mod dtypes;

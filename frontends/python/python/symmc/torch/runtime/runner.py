@@ -72,6 +72,8 @@ class PlanRunner:
         self.sizes: tuple[int, ...] | None = None
         self.results: list[tuple] = []
         """Extents, strides and type of each result."""
+        self.counted: dict[int, tuple[int, ...]] = {}
+        """The results with axes whose number of elements is data, by their numbers, with these axes."""
         self._runs_before: tuple[symmc.Session | None, int] = (None, 0)
         """The session at the beginning of the present call, and the number of its runs."""
         self.unfinished: list[tuple[Sequence, Sequence]] = []
@@ -189,7 +191,25 @@ class PlanRunner:
                 self.session.write(f"w.{name}", tensor)
         returned = [value for value in self.session.outputs() if value.replaces is None]
         self.results = [(value.shape, make_contiguous_strides_for(value.shape), DTYPES[value.dtype]) for value in returned]
+        self.counted = {number: value.counted_axes for number, value in enumerate(returned) if value.counted_axes}
         self.sizes = sizes
+
+    def _cut(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The results with as many elements as the run gave. On a GPU this waits for the run."""
+        if not self.counted:
+            return results
+        if self.is_on_gpu:
+            if torch.cuda.is_current_stream_capturing():
+                raise symmc.UnsupportedError("a result has extents that are data, which a CUDA graph cannot return")
+            torch.cuda.current_stream().synchronize()
+            self.session.wait()
+        cut = list(results)
+        for number, axes in self.counted.items():
+            extents = self.session.extents(f"out.{number}")
+            for axis in axes:
+                cut[number] = cut[number].narrow(axis, 0, extents[axis])
+            cut[number] = cut[number].contiguous()
+        return cut
 
     def run(self, sizes: tuple[int, ...], given: tuple[torch.Tensor, ...], device: torch.device, stream=None):
         """Runs once. Returns the results that replace no argument, and the tensors that were used as arguments: copies of those whose
@@ -225,7 +245,7 @@ class PlanRunner:
                 # An interrupt ends the wait for a run that has started.
                 self.unfinished.append((given, results))
                 raise
-            return results, given
+            return self._cut(results), given
 
     def poll(self) -> None:
         """Raises the error of an earlier run on a GPU. On the host runs have ended when their call returns."""
