@@ -8,6 +8,7 @@ pub mod assumed_sizes;
 pub mod branches;
 pub mod compositions;
 pub mod convolution;
+pub mod counting;
 pub mod declared;
 pub mod einsum;
 pub mod emit;

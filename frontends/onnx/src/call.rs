@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use symmc_import::{Compositions, Emit, RuleCall, invalid, unsupported, unsupported_if};
-use symmc_ir::{DType, Dim, GraphBuilder, InputKind, Scalar, Tensor, TensorType, ValueDef, ValueId};
+use symmc_ir::{DType, Dim, GraphBuilder, InputKind, Op, Scalar, Tensor, TensorType, ValueDef, ValueId};
 
 use crate::error::FailureReason;
 use crate::known_values::{KnownValue, SizeCondition, SymbolicInts, type_of_tensor, uniform_scalar};
@@ -106,6 +106,16 @@ impl Emit for OpCall<'_, '_> {
 
     fn guard(&self) -> Option<ValueId> {
         self.lowering.guard
+    }
+
+    fn emit_adapted(
+        &mut self,
+        hint: &str,
+        op: &Op,
+        inputs: &[ValueId],
+        types: Option<&[TensorType]>,
+    ) -> RuleResult<Option<Vec<ValueId>>> {
+        self.emit_counted(hint, op, inputs, types)
     }
 }
 

@@ -4,6 +4,7 @@
 //! condition depends on data, both branches are inlined and their results selected ([`symmc_import::branches`]). If that is not possible and the condition depends on sizes, it is required to have the value
 //! that it has at the upper ends of all sizes.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use symmc_import::{
@@ -12,6 +13,7 @@ use symmc_import::{
 };
 use symmc_ir::{BinaryOp, DType, Dim, GraphBuilder, SymbolBindings, Tensor, ValueId};
 
+use crate::counted::CountedAxis;
 use crate::emit::DetachedEmitter;
 use crate::known_values::{KnownValue, SizeCondition};
 use crate::lower::{ImportLowering, RuleFailure, RuleResult};
@@ -53,6 +55,7 @@ struct Snapshot<'p> {
     opaque: UnsupportedOps,
     untyped: UnsupportedOps,
     notes: Vec<String>,
+    counted: HashMap<ValueId, CountedAxis>,
 }
 
 fn graph_attribute<'p>(node: &'p proto::NodeProto, name: &str) -> RuleResult<&'p proto::GraphProto> {
@@ -70,6 +73,7 @@ fn ints_attribute<'p>(node: &'p proto::NodeProto, name: &str) -> &'p [i64] {
 impl<'p> ImportLowering<'p> {
     pub fn lower_control_flow(&mut self, node: &'p proto::NodeProto) -> RuleResult {
         unsupported_if!(self.scratch, "the node runs a graph");
+        self.check_no_counted_operands(node)?;
         match node.op_type.as_str() {
             "If" => self.lower_if(node),
             "Loop" => self.attempt(|lowering| lowering.lower_loop(node)),
@@ -244,6 +248,9 @@ impl<'p> ImportLowering<'p> {
     /// The value of a result of a body.
     fn value_of(&mut self, name: &str, binding: NameBinding<'p>) -> RuleResult<ValueId> {
         match binding {
+            NameBinding::Value(v) if self.counted.contains_key(&v) => {
+                unsupported!("the result `{name}` has a number of elements that depends on data")
+            }
             NameBinding::Value(v) | NameBinding::Known(_, Some(v)) => Ok(v),
             NameBinding::Known(known, None) => self.emit_known(name, &known),
             NameBinding::Unavailable(why) => invalid!("`{name}` is {why}"),
@@ -445,21 +452,21 @@ impl<'p> ImportLowering<'p> {
             opaque: self.opaque.clone(),
             untyped: self.untyped.clone(),
             notes: self.notes.clone(),
+            counted: self.counted.clone(),
         };
         let lowered = lower(self);
         let Err(failure) = lowered else { return lowered };
-        let Snapshot { builder, compositions, symbols, scope, outer, ranks, weights, opaque, untyped, notes } =
-            snapshot;
-        self.builder = builder;
-        self.compositions = compositions;
-        self.symbols = symbols;
-        self.scope = scope;
-        self.outer = outer;
-        self.ranks = ranks;
-        self.weights = weights;
-        self.opaque = opaque;
-        self.untyped = untyped;
-        self.notes = notes;
+        self.builder = snapshot.builder;
+        self.compositions = snapshot.compositions;
+        self.symbols = snapshot.symbols;
+        self.scope = snapshot.scope;
+        self.outer = snapshot.outer;
+        self.ranks = snapshot.ranks;
+        self.weights = snapshot.weights;
+        self.opaque = snapshot.opaque;
+        self.untyped = snapshot.untyped;
+        self.notes = snapshot.notes;
+        self.counted = snapshot.counted;
         match failure {
             RuleFailure::Error(error) => Err(RuleFailure::Opaque(error.to_string())),
             RuleFailure::Invalid(why) | RuleFailure::Opaque(why) => Err(RuleFailure::Opaque(why)),

@@ -31,6 +31,7 @@ mod argument_values;
 mod call;
 mod compare_ranks;
 mod control_flow;
+mod counted;
 mod emit;
 mod error;
 mod evaluate;

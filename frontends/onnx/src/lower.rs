@@ -8,6 +8,7 @@ use symmc_import::{Compositions, UnsupportedOps, declared, invalid, unsupported,
 use symmc_ir::{DType, Dim, GraphBuilder, InputKind, Op, Tensor, TensorType, ValueId};
 
 use crate::argument_values::{ArgumentValues, FixedArgument};
+use crate::counted::CountedAxis;
 use crate::emit;
 use crate::error::FailureReason;
 use crate::known_values::{KnownValue, type_of_tensor, uniform_scalar};
@@ -63,6 +64,8 @@ pub(crate) struct ImportLowering<'p> {
     pub fixed_arguments: Vec<FixedArgument>,
     /// Whether a branch was taken because of its sizes at the upper ends.
     pub has_assumed_branches: bool,
+    /// The values with an axis whose number of elements depends on data.
+    pub counted: HashMap<ValueId, CountedAxis>,
     /// The bool that holds where the branch of the present node runs.
     pub guard: Option<ValueId>,
     /// The number of attempts to lower nodes that run graphs.
@@ -100,6 +103,7 @@ impl<'p> ImportLowering<'p> {
             argument_values: ArgumentValues::default(),
             fixed_arguments: Vec::new(),
             has_assumed_branches: false,
+            counted: HashMap::new(),
             guard: None,
             attempts: 0,
             nodes: 0,

@@ -86,6 +86,7 @@ impl<'p> ImportLowering<'p> {
         let dtypes: Vec<Option<DType>> = node.input.iter().map(|name| self.dtype_of(name)).collect();
         schema.check_dtypes(row.names, &dtypes).map_err(RuleFailure::Invalid)?;
         let mut call = OpCall::new(self, node, version, schema);
+        call.check_counted_operands()?;
         if fold::fold_ints(&mut call)? || evaluate::fold_constants(&mut call, row.rule.rule)? {
             return call.finish();
         }

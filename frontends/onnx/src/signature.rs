@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use symmc_ir::{InputKind, TensorType};
+use symmc_ir::{GraphOutput, InputKind, OutputKind, TensorType};
 
 use crate::error::FailureReason;
 use crate::lower::ImportLowering;
@@ -64,11 +64,13 @@ pub(crate) fn lower_outputs<'p>(
     if graph.output.is_empty() {
         return Err(FailureReason::Model("no outputs".into()));
     }
-    for output in &graph.output {
+    let mut lengths = Vec::new();
+    for (position, output) in graph.output.iter().enumerate() {
         let name = output.name.as_str();
         let value = lowering
             .resolve_value(name)
             .and_then(|value| {
+                lengths.extend(lowering.counted.get(&value).map(|counted| (position, *counted)));
                 if lowering.fixed_arguments.is_empty() {
                     Ok(value)
                 } else {
@@ -77,6 +79,10 @@ pub(crate) fn lower_outputs<'p>(
             })
             .map_err(|stop| stop.into_error(|message| value_error(name, message)))?;
         lowering.builder.output(value);
+    }
+    for (output, counted) in lengths {
+        let kind = OutputKind::Length { output, axis: counted.axis };
+        lowering.builder.graph_mut().outputs.push(GraphOutput { value: counted.count, kind });
     }
     Ok(())
 }

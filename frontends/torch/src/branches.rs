@@ -122,7 +122,11 @@ fn lower_branch<'p>(
     let guard = branches::emit_guard(c, condition, holds, outer)?;
     let first = c.lowering.builder.graph().nodes.len();
     c.lowering.guard = Some(guard);
+    // Nodes of the two branches may have the same names.
+    let name = if holds { "then" } else { "else" };
+    let label = std::mem::replace(&mut c.label, format!("{}.{name}", c.label));
     let lowered = lower_wrapped_graph(c, graph);
+    c.label = label;
     c.lowering.guard = outer;
     let is_written = c.lowering.written_inputs != written;
     c.lowering.written_inputs = written;

@@ -5,7 +5,7 @@ use symmc_import::emit::extent_product;
 use symmc_import::{Emit, EmitFormulas, RuleCall, invalid, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, ValueId};
 
-use super::{RuleRow, row, row_of_results};
+use super::{RuleRow, counted, row, row_of_results};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleResult};
 
@@ -50,21 +50,21 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("TensorScatter", 24, "scatter", tensor_scatter),
     row("ReverseSequence", 28, "gather", reverse_sequence),
     row("OneHot", 28, "eq with an iota, select", one_hot),
-    row("Compress", 28, "slice, concat", compress),
+    row("Compress", 28, "slice, concat; cumsum, index_put, take", compress),
 ];
 
 /// The elements of an axis, or of all axes as one, where a constant condition holds. The elements after the condition are left out.
 fn compress(c: &mut OpCall<'_, '_>) -> EmitResult {
     let mut x = c.tensor(0)?;
-    let Some(condition) = c.constant_data(1)? else {
-        return unsupported!("the number of elements of the result depends on data");
-    };
     let axis = match c.opt_int("axis")? {
         Some(axis) => c.resolve_axis(axis, c.rank(x))?,
         None => {
             x = c.reshape(x, vec![c.ty(x).numel()])?;
             0
         }
+    };
+    let Some(condition) = c.constant_data(1)? else {
+        return counted::compress_by_data(c, x, axis);
     };
     let Some(n) = c.extent(x, axis).as_const() else {
         return unsupported!("an axis of symbolic extent is not supported");

@@ -5,6 +5,7 @@ mod activations;
 mod attention;
 mod attention_runtime;
 mod collectives;
+mod counted;
 mod create;
 mod elementwise;
 mod index;
@@ -45,6 +46,7 @@ static RULE_TABLES: RuleTables<VersionedRule> = RuleTables::new(&[
     slicing::RULE_ROWS,
     sequences::RULE_ROWS,
     index::RULE_ROWS,
+    counted::RULE_ROWS,
     create::RULE_ROWS,
     windows::RULE_ROWS,
     quantised::RULE_ROWS,

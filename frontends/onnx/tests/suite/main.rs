@@ -2,6 +2,7 @@
 
 mod common;
 mod control_flow;
+mod counted;
 mod damage;
 mod definitions;
 mod dtypes;

@@ -4,7 +4,7 @@
 //! The operands bound the number of rows, except for repetition, where the program has to state a bound.
 
 use symmc_import::emit::extent_product;
-use symmc_import::{Emit, RuleCall, invalid_if, unsupported, unsupported_if};
+use symmc_import::{Emit, RuleCall, counting, invalid_if, unsupported, unsupported_if};
 use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, Scalar, ValueDef, ValueId};
 
 use super::{RuleRow, row, row_of_results};
@@ -93,32 +93,13 @@ pub(super) fn true_positions(c: &mut OpCall<'_, '_>, mask: ValueId, length: &Dim
     let mask = c.reshape(mask, vec![c.ty(mask).numel()])?;
     let mask = c.without_rest(mask, Scalar::Bool(false))?;
     let n = c.extent(mask, 0);
-    let flags = c.cast(mask, DType::I64)?;
-    let count = c.reduce(ReductionKind::Sum, flags, vec![0], false)?;
+    let [count, flags] = counting::count_true(c, mask)?;
     let zero = c.bind_length(length, count, &n)?;
     let capacity = c.capacity(length)?;
-    let found = first_positions(c, mask, flags, &capacity)?;
+    let found = counting::first_positions(c, mask, flags, &capacity)?;
     let found = c.add_check(found, zero)?;
     c.set_packed(found, 0, length);
     Ok(found)
-}
-
-/// The positions of the first `capacity` true elements of a row, followed by zeros. `flags` are its elements as numbers.
-/// The other elements are stored after the last position, which is cut off.
-fn first_positions(c: &mut OpCall<'_, '_>, mask: ValueId, flags: ValueId, capacity: &Dim) -> EmitResult {
-    let n = c.extent(mask, 0);
-    let sums = c.emit("cumsum", Op::CumSum { axis: 0 }, &[flags])?;
-    let number = c.binary_scalar(BinaryOp::Sub, sums, Scalar::Int(1))?;
-    let end = c.emit_dim(capacity, DType::I64)?;
-    let mut target = c.select(mask, number, end)?;
-    if !c.is_at_most(&n, capacity) {
-        target = c.binary(BinaryOp::Min, target, end)?;
-    }
-    let zeros = c.full(Scalar::Int(0), DType::I64, vec![capacity.clone() + Dim::from(1)])?;
-    let all = c.iota(n, 0, 1, DType::I64)?;
-    let op = Op::IndexPut { axis: 0, accumulate: false };
-    let found = c.emit("index_put", op, &[zeros, all, target])?;
-    c.slice(found, 0, 0.into(), capacity.clone(), 1)
 }
 
 /// The coordinates of the elements that are not zero, in row-major order, for each axis.
@@ -129,24 +110,7 @@ pub(super) fn coordinates(c: &mut OpCall<'_, '_>, x: ValueId, length: &Dim) -> R
     }
     let mask = c.cast(x, DType::Bool)?;
     let positions = true_positions(c, mask, length)?;
-    coordinates_of(c, positions, &shape)
-}
-
-/// The coordinates of positions in row-major order, for each axis.
-fn coordinates_of(c: &mut OpCall<'_, '_>, positions: ValueId, shape: &[Dim]) -> RuleResult<Vec<ValueId>> {
-    let mut axes = Vec::with_capacity(shape.len());
-    for axis in 0..shape.len() {
-        let stride = extent_product(&shape[axis + 1..]);
-        let mut position = positions;
-        if stride.as_const() != Some(1) {
-            position = c.binary_dim(BinaryOp::FloorDiv, position, &at_least_one(c, stride))?;
-        }
-        if axis > 0 {
-            position = c.binary_dim(BinaryOp::Rem, position, &at_least_one(c, shape[axis].clone()))?;
-        }
-        axes.push(position);
-    }
-    Ok(axes)
+    counting::coordinates(c, positions, &shape)
 }
 
 /// The coordinates of the first elements that are not zero. Rows after the last have the fill value.
@@ -158,14 +122,13 @@ fn nonzero_static(c: &mut OpCall<'_, '_>) -> EmitResult {
     let mask = c.cast(x, DType::Bool)?;
     let mask = c.reshape(mask, vec![c.ty(mask).numel()])?;
     let mask = c.without_rest(mask, Scalar::Bool(false))?;
-    let flags = c.cast(mask, DType::I64)?;
-    let count = c.reduce(ReductionKind::Sum, flags, vec![0], false)?;
-    let positions = first_positions(c, mask, flags, &size)?;
+    let [count, flags] = counting::count_true(c, mask)?;
+    let positions = counting::first_positions(c, mask, flags, &size)?;
     let rows = c.iota(size.clone(), 0, 1, DType::I64)?;
     let is_row = c.binary(BinaryOp::Lt, rows, count)?;
     let fill = c.full(Scalar::Int(fill), DType::I64, vec![])?;
     let mut columns = Vec::with_capacity(shape.len());
-    for axis in coordinates_of(c, positions, &shape)? {
+    for axis in counting::coordinates(c, positions, &shape)? {
         let axis = c.select(is_row, axis, fill)?;
         columns.push(c.unsqueeze(axis, 1)?);
     }
@@ -173,11 +136,6 @@ fn nonzero_static(c: &mut OpCall<'_, '_>) -> EmitResult {
         true => c.full(Scalar::Int(0), DType::I64, vec![size, 0.into()]),
         false => c.concat(&columns, 1),
     }
-}
-
-/// A divisor that is not 0, for extents of which some may be 0.
-fn at_least_one(c: &OpCall<'_, '_>, extent: Dim) -> Dim {
-    if c.dim_bounds(&extent).0 > 0 { extent } else { extent.max_with(&1.into()) }
 }
 
 /// A matrix without columns: the coordinates of a tensor without axes.
