@@ -124,7 +124,8 @@ fn lower_branch<'p>(
     c.lowering.guard = Some(guard);
     // Nodes of the two branches may have the same names.
     let name = if holds { "then" } else { "else" };
-    let label = std::mem::replace(&mut c.label, format!("{}.{name}", c.label));
+    let own_label = format!("{}.{name}", c.label);
+    let label = std::mem::replace(&mut c.label, own_label);
     let lowered = lower_wrapped_graph(c, graph);
     c.label = label;
     c.lowering.guard = outer;
