@@ -10,6 +10,8 @@ mod infer;
 mod layout;
 #[path = "core/outliers.rs"]
 mod outliers;
+#[path = "core/output_lengths.rs"]
+mod output_lengths;
 #[path = "core/replication.rs"]
 mod replication;
 #[path = "core/verify.rs"]

@@ -21,6 +21,7 @@ use crate::error::{ImportError, Result};
 use crate::lower::ImportLowering;
 use crate::merge_ranks;
 use crate::packed;
+use crate::packed_rows::PackedRows;
 use crate::per_rank::PerRankArgument;
 use crate::schema::{Argument, ExportedProgram, InputSpec, OutputSpec};
 use crate::scope::NameBinding;
@@ -402,18 +403,11 @@ pub(crate) fn lower_outputs<'p>(
             continue;
         };
         let value = lowering.scope.value(name).map_err(|message| signature_error(name, message))?;
-        let rows = lowering.packed.rows(value).cloned();
-        let output = lowering.builder.graph().outputs.len();
-        match rows {
-            Some(rows) if matches!(target, OutputTarget::Caller) => lengths.push((output, rows)),
-            Some(rows) => {
-                let rows = lowering.symbols.data.display(&rows.length);
-                return Err(signature_error(
-                    name,
-                    format!("expected an output of fixed extents, found `{rows}` rows, which depend on data"),
-                ));
+        if let Some(rows) = lowering.packed.rows(value).cloned() {
+            if !matches!(target, OutputTarget::Caller) {
+                return Err(unfixed_output(lowering, name, &rows));
             }
-            None => {}
+            lengths.push((lowering.builder.graph().outputs.len(), rows));
         }
         note_complex(lowering, "output", name);
         let kind = match target {
@@ -433,6 +427,20 @@ pub(crate) fn lower_outputs<'p>(
             outputs.push(GraphOutput { value, kind: OutputKind::Mutates(input) });
         }
     }
+    push_lengths(lowering, lengths)
+}
+
+/// The error for a stored output whose number of rows depends on data.
+fn unfixed_output(lowering: &ImportLowering<'_>, name: &str, rows: &PackedRows) -> ImportError {
+    let rows = lowering.symbols.data.display(&rows.length);
+    signature_error(
+        name,
+        format!("expected an output of fixed extents, found `{rows}` rows, which depend on data"),
+    )
+}
+
+/// Adds the lengths of outputs, which come after all outputs.
+fn push_lengths(lowering: &mut ImportLowering<'_>, lengths: Vec<(usize, PackedRows)>) -> Result<()> {
     for (output, rows) in lengths {
         let value = packed::emit_output_length(lowering, &rows.length)
             .map_err(|stop| stop.into_error(|message| signature_error("output_specs", message)))?;

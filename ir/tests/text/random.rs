@@ -269,7 +269,11 @@ fn graph(mut choices: DecisionSource) -> Graph {
     for _ in 0..c.below(4) {
         let value = ValueId::new(c.below(graph.values.len()));
         let input = InputId::new(c.below(graph.inputs.len()));
-        let kind = if c.flag() { OutputKind::Returned } else { OutputKind::Mutates(input) };
+        let kind = match c.below(3) {
+            0 => OutputKind::Returned,
+            1 => OutputKind::Mutates(input),
+            _ => OutputKind::Length { output: c.below(4), axis: c.below(4) },
+        };
         graph.outputs.push(GraphOutput { value, kind });
     }
     graph
