@@ -159,7 +159,8 @@ fn check_storage_floats(op: &Op, operands: &[&TensorType]) -> Result<(), String>
     for (k, operand) in operands.iter().enumerate().filter(|(_, operand)| operand.dtype.is_storage_float()) {
         // Element-wise ops have their own table of dtypes.
         let is_element = matches!(op.operand_use(k), OperandUse::Element | OperandUse::Unknown);
-        ensure(is_element || op.operand_use(k).is_moved(), || {
+        let is_factor = op.is_matmul() && operand.dtype.is_stored_factor(operands[0].dtype);
+        ensure(is_factor || is_element || op.operand_use(k).is_moved(), || {
             format!(
                 "it is not defined on {0}: expected a cast of the {0} operand to a wider float",
                 operand.dtype
@@ -392,7 +393,9 @@ fn reduced_shape(shape: &[Dim], axes: &[usize], keep: bool) -> Vec<Dim> {
 }
 
 fn infer_matmul(result: ProductResult, x: &TensorType, y: &TensorType) -> Result<TensorType, String> {
-    check_same_dtype(&[x, y])?;
+    if !y.dtype.is_stored_factor(x.dtype) {
+        check_same_dtype(&[x, y])?;
+    }
     let dtype = match result {
         ProductResult::Rounded => x.dtype,
         ProductResult::Unrounded => x.dtype.compute_dtype(),

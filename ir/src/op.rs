@@ -48,7 +48,8 @@ pub enum Op {
     /// The bits of `x` as another dtype of the same size. Neither dtype is bool, whose bits are restricted.
     Bitcast,
 
-    /// `x @ y` over the last two axes; leading axes broadcast. Accumulates in f32 (f64 for f64).
+    /// `x @ y` over the last two axes; leading axes broadcast. Accumulates in f32 (f64 for f64). Next to `x` of f16 or bf16,
+    /// `y` may be a stored factor ([`DType::is_stored_factor`]), whose numbers are those of its cast to the dtype of `x`.
     MatMul {
         result: ProductResult,
     },

@@ -156,6 +156,15 @@ impl DType {
         matches!(self, DType::F8E4M3 | DType::F8E5M2 | DType::F8E8M0)
     }
 
+    /// Whether the right matrix of a product may have this dtype next to a left one of `left`: numbers of 8 bits without
+    /// infinities, all of which `left` represents.
+    pub fn is_stored_factor(self, left: DType) -> bool {
+        matches!(self, DType::I8 | DType::U8 | DType::F8E4M3)
+            && left.is_narrow_float()
+            && !left.is_storage_float()
+            && left.represents(self)
+    }
+
     /// The least and the largest number of a dtype of integers. `None` for bool and floats.
     pub fn integer_bounds(self) -> Option<(i64, i64)> {
         match self {

@@ -43,6 +43,7 @@ mod row_sums;
 pub mod rules;
 mod solutions;
 mod solve;
+mod stored_factors;
 mod sums;
 
 use std::borrow::Cow;
@@ -51,11 +52,12 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_ir::machine::MachineProfile;
-use symmc_ir::{CollectiveVariant, Graph, InputId, Numerics, NumericsClass, Op, SymbolId};
+use symmc_ir::{BoundsChecks, CollectiveVariant, Graph, InputId, Numerics, NumericsClass, Op, SymbolId};
 use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
 
 use crate::canon::groups::merged_all_reduce_groups;
 use crate::error::{PassError, verify_after};
+use crate::rewrite::rewrite;
 pub use coalesce::{COALESCE_RULE, CoalesceConfig, CoalesceReach, CollectiveSet as CoalescedSet, JoinMode};
 use coalesced_graph::CoalescedProgram;
 pub use conditions::{CollectiveConditions, LowerConditions, VariantSet};
@@ -275,9 +277,25 @@ impl ChosenForms {
     }
 }
 
-/// Chooses the form of a program in a bucket: on which side of a collective a product runs, and how the results of
-/// experts return. All lowerings of the bucket and all sets of collectives start from this program.
+/// Chooses the form of a program in a bucket: on which side of a collective a product runs, how the results of experts
+/// return, and whether products read weights of 8 bits as they are stored. All lowerings of the bucket and all sets of
+/// collectives start from this program.
 pub fn choose_forms<'g>(
+    graph: &'g Graph,
+    config: &LowerConfig,
+) -> Result<(Cow<'g, Graph>, ChosenForms), PassError> {
+    let (program, forms) = choose_collective_forms(graph, config)?;
+    let reads_stored = config.profile.dispatches.product.is_some_and(|limits| limits.stored_rows.is_some());
+    if !reads_stored || !stored_factors::may_apply(&program) {
+        return Ok((program, forms));
+    }
+    let narrowed = narrow_to_bucket(&program, config)?;
+    let (mut rewritten, _) = rewrite(&narrowed, &[stored_factors::RULES], &BoundsChecks::default());
+    rewritten.symbols = graph.symbols.clone();
+    Ok((Cow::Owned(rewritten), forms))
+}
+
+fn choose_collective_forms<'g>(
     graph: &'g Graph,
     config: &LowerConfig,
 ) -> Result<(Cow<'g, Graph>, ChosenForms), PassError> {

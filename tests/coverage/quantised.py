@@ -21,6 +21,7 @@ warnings.filterwarnings("ignore")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+import torch.ao.quantization.fx._decomposed  # registers the operators of `decomposed`
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
@@ -335,8 +336,6 @@ def main():
     parser.add_argument("--keep", type=pathlib.Path, help="the folder that keeps the archives")
     args = parser.parse_args()
     counts = collections.defaultdict(collections.Counter)
-    torch.ao.quantization  # registers the operators of `decomposed`
-    import torch.ao.quantization.fx._decomposed  # noqa: F401
 
     def count(door, status, name, why):
         counts[door][status] += 1

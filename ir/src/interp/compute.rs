@@ -33,6 +33,9 @@ pub(super) fn compute(
         Op::Select => elementwise::select(x[0], x[1], x[2], shape)?,
         Op::Cast => elementwise::cast(x[0], dtype),
         Op::Bitcast => movement::bitcast(x[0], dtype)?,
+        Op::MatMul { .. } if x[0].dtype != x[1].dtype => {
+            linear::matmul(x[0], &elementwise::cast(x[1], x[0].dtype), dtype, shape)?
+        }
         Op::MatMul { .. } => linear::matmul(x[0], x[1], dtype, shape)?,
         Op::GroupedMatMul => linear::grouped_matmul(x[0], x[1], x[2], shape)?,
         Op::Reduce { op, axes, .. } => reduce::reduce(*op, axes, x[0], dtype, shape)?,

@@ -91,6 +91,9 @@ pub struct ProductLimits {
     pub few_columns: u32,
     /// See [`few_columns`](Self::few_columns).
     pub few_k: u32,
+    /// The maximum number of rows next to right matrices whose elements have 8 bits. With more rows, they are cast first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_rows: Option<u32>,
     /// Clusters of two blocks that split K.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split_k: Option<SplitKLimits>,
@@ -227,6 +230,7 @@ impl DispatchCapabilities {
             waves: 2,
             few_columns: 24,
             few_k: 2048,
+            stored_rows: Some(64),
             split_k: Some(SplitKLimits { rows: 17, columns: 224, k: 128 }),
         }),
         batch: Some(BatchLimits { products: 4, rotary: Some(BatchRotaryLimits { rows: 64, columns: 40 }) }),

@@ -152,7 +152,8 @@ ops! {
     section "Products, reductions and norms"
     "Floats accumulate in f32, or in f64 for f64, and round once." {
         "matmul" ("x, y") op MatMul {; result = ProductResult::Rounded }:
-            "`x @ y` over the last two axes; leading axes broadcast."
+            "`x @ y` over the last two axes; leading axes broadcast. Next to `x` of f16 or bf16, `y` may have numbers of 8 \
+             bits that the dtype of `x` represents."
             => "%turned: f32[64, 128] = permute %w perm=[1, 0]\n%matmul: f32[t, 128] = matmul %x, %turned";
         "matmul_unrounded" ("x, y") op MatMul {; result = ProductResult::Unrounded }:
             "The sums of `matmul` for operands of f16 or bf16, in f32: a bias or a factor can be applied before \

@@ -15,3 +15,4 @@ mod replicated;
 mod rotary;
 mod row_sums;
 mod shards;
+mod stored_factors;

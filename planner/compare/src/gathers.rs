@@ -5,10 +5,12 @@
 //! all-gather of `[1, t, ..]` to `[n, t, ..]`, whose second axis is uniform, and a reshape. Reshapes of the
 //! result, and slices of the parts of ranks, become those of the value with the new axis. Only views change, so
 //! all values keep their bits. Both programs are brought into this form.
+//!
+//! A product that reads its right matrix as it is stored becomes one of its cast, which has the same bits by definition.
 
 use std::collections::HashMap;
 
-use symmc_ir::{CollectiveKind, Dim, Graph, GraphOutput, Node, Op, TensorType, ValueId};
+use symmc_ir::{CollectiveKind, DType, Dim, Graph, GraphOutput, Node, Op, TensorType, ValueId};
 
 /// The program in this form, without its dispatches.
 pub fn separate_gathered_axes(graph: &Graph) -> Graph {
@@ -55,8 +57,21 @@ struct GatherSeparator<'a> {
 }
 
 impl GatherSeparator<'_> {
+    fn cast_factor(&mut self, factor: ValueId, dtype: DType) -> ValueId {
+        let TensorType { dtype: stored, shape } = self.graph.ty(factor).clone();
+        if stored == dtype {
+            return factor;
+        }
+        let name = format!("{}.cast", self.graph.value_name(factor));
+        let cast = self.graph.add_node(Op::Cast, vec![factor], vec![(name, TensorType::new(dtype, shape))]);
+        self.graph.nodes[cast].outputs[0]
+    }
+
     fn copy_node(&mut self, node: &Node) {
-        let inputs = node.inputs.iter().map(|v| self.map[v]).collect();
+        let mut inputs: Vec<ValueId> = node.inputs.iter().map(|v| self.map[v]).collect();
+        if let (true, &mut [left, ref mut right]) = (node.op.is_matmul(), &mut inputs[..]) {
+            *right = self.cast_factor(*right, self.graph.ty(left).dtype);
+        }
         let results = node.outputs.iter().map(|&v| self.result(v)).collect();
         let n = self.graph.add_node(node.op.clone(), inputs, results);
         let outputs = self.graph.nodes[n].outputs.clone();

@@ -109,7 +109,9 @@ fn are_few(facts: &DispatchFacts<'_>, nodes: impl Iterator<Item = NodeId>) -> bo
     let products: Option<Vec<SkinnyProduct>> = nodes.map(|n| SkinnyProduct::full_product(facts, n)).collect();
     let products = products.unwrap_or_default();
     let Some(first) = products.first() else { return false };
-    let can_share = first.rows <= max_rows && products.iter().all(|p| p.can_share_kernel(first));
+    // Pairs of columns are read from matrices of one dtype only.
+    let can_share =
+        first.rows <= max_rows && !first.reads_stored() && products.iter().all(|p| p.can_share_kernel(first));
     can_share && is_narrow(facts, products.iter().map(|p| p.columns).sum())
 }
 

@@ -184,6 +184,9 @@ pub fn product_row_limits(facts: &DispatchFacts<'_>) -> Vec<(Dim, u64)> {
         if !product.readers.iter().all(|&n| facts.node(n).op.fits_map()) {
             continue;
         }
+        if let Some(max_rows) = limits.stored_rows.filter(|_| has_stored_factor(facts, id)) {
+            out.push((product.rows_of(facts), u64::from(max_rows)));
+        }
         let SkinnyProduct { columns, k, .. } = product;
         let readers = facts.users[product.left].iter().take(MAX_USERS);
         let same_shape = readers
@@ -199,6 +202,14 @@ pub fn product_row_limits(facts: &DispatchFacts<'_>) -> Vec<(Dim, u64)> {
         }
     }
     out
+}
+
+/// Whether the right matrix of a product is the cast of numbers that it can read as they are stored.
+fn has_stored_factor(facts: &DispatchFacts<'_>, product: NodeId) -> bool {
+    let &[left, right] = &facts.node(product).inputs[..] else { return false };
+    let cast = facts.defining_node(right).map(|n| facts.node(n)).filter(|node| node.op == Op::Cast);
+    let source = cast.and_then(|node| node.inputs.first());
+    source.is_some_and(|&x| facts.graph.ty(x).dtype.is_stored_factor(facts.graph.ty(left).dtype))
 }
 
 /// Whether a node may reject its data at run time. Kernels of products cannot report that.
@@ -230,6 +241,10 @@ fn are_worth(products: &[SkinnyProduct], limits: &ProductLimits, multiprocessors
     let Some(&SkinnyProduct { rows, columns, k, .. }) = products.first() else { return true };
     let count = products.iter().map(|p| p.parts).sum();
     let rows = products.iter().map(|p| p.rows).max().unwrap_or(rows);
+    // Otherwise the right matrix would be cast first.
+    if products.iter().any(SkinnyProduct::reads_stored) {
+        return limits.stored_rows.is_some_and(|max_rows| rows <= u64::from(max_rows));
+    }
     limits.is_profitable(&ProductShape { count, rows, columns, k }, multiprocessors)
 }
 
@@ -238,6 +253,8 @@ pub struct SkinnyProduct {
     node: NodeId,
     left: ValueId,
     dtype: DType,
+    /// The dtype of the right matrix, which is stored in 8 bits if it differs.
+    stored: DType,
     /// The stride between columns of the right matrix.
     across: i64,
     /// The most rows. `columns` is the number of columns that are read together, and `k` is K.
@@ -296,6 +313,7 @@ impl SkinnyProduct {
             node,
             left,
             dtype,
+            stored: graph.ty(right).dtype,
             across,
             rows: leading.iter().map(|d| facts.bounds(d)[1]).fold(1, u64::saturating_mul),
             columns: columns as u64,
@@ -349,8 +367,14 @@ impl SkinnyProduct {
         self.can_share_kernel(other) && self.columns == other.columns
     }
 
+    /// Whether the right matrix has numbers of 8 bits.
+    pub fn reads_stored(&self) -> bool {
+        self.stored != self.dtype
+    }
+
     /// Whether one kernel can compute both, each with its own columns.
     pub fn can_share_kernel(&self, other: &SkinnyProduct) -> bool {
-        (self.left, self.dtype, self.across, self.k) == (other.left, other.dtype, other.across, other.k)
+        (self.left, self.dtype, self.stored, self.across, self.k)
+            == (other.left, other.dtype, other.stored, other.across, other.k)
     }
 }

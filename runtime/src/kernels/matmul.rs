@@ -54,7 +54,8 @@ fn matrix_axes(v: &StridedView) -> StridedView {
 
 fn gemm_extents(x: &StridedView, y: &StridedView, result: &StridedView) -> Result<(usize, GemmExtents)> {
     let is_unrounded = x.dtype.is_narrow_float() && result.dtype == x.dtype.compute_dtype();
-    let dtypes_fit = x.dtype == y.dtype && (x.dtype == result.dtype || is_unrounded);
+    let factors_fit = x.dtype == y.dtype || y.dtype.is_stored_factor(x.dtype);
+    let dtypes_fit = factors_fit && (x.dtype == result.dtype || is_unrounded);
     if dtypes_fit && x.rank() >= 2 && y.rank() >= 2 && result.rank() >= 2 {
         let (m, k) = matrix_shape(x);
         let (rows, n) = matrix_shape(y);

@@ -411,6 +411,20 @@ template <float (*VALUE)(u16)> void multiply(float (&c)[4], const u32 (&a)[4], u
         c[e] += (float)sum;
     }
 }
+SC_FN u32 __byte_perm(u32 x, u32 y, u32 selector) {
+    const u64 bytes = (u64)y << 32 | x;
+    u32 r = 0;
+    for (int i = 0; i < 4; i++) r |= (u32)(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+    return r;
+}
+SC_FN u32 fma_bf16x2(u32 x, u32 y, u32 z) {
+    const auto f = [&](int s) { return bf16_to_float(x >> s) * bf16_to_float(y >> s) + bf16_to_float(z >> s); };
+    return pack_bf16(f(0), f(16));
+}
+SC_FN u32 fma_f16x2(u32 x, u32 y, u32 z) {
+    const auto f = [&](int s) { return f16_to_float(x >> s) * f16_to_float(y >> s) + f16_to_float(z >> s); };
+    return pack_f16(f(0), f(16));
+}
 SC_FN void mma_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply<bf16_to_float>(c, a, b0, b1); }
 SC_FN void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply<f16_to_float>(c, a, b0, b1); }
 

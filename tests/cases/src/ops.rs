@@ -212,7 +212,9 @@ fn matmul(r: &mut SplitMix) -> OpDraft {
     y.extend([k, n]);
     let is_narrow = matches!(dtype, DType::F16 | DType::BF16);
     let op = if is_narrow && r.one_in(3) { Op::MATMUL_UNROUNDED } else { Op::MATMUL };
-    case(op, vec![tensor(r, dtype, &x), tensor(r, dtype, &y)]).scaled(k as f64)
+    let stored =
+        if is_narrow && r.one_in(3) { r.pick(&[DType::I8, DType::U8, DType::F8E4M3]) } else { dtype };
+    case(op, vec![tensor(r, dtype, &x), tensor(r, stored, &y)]).scaled(k as f64)
 }
 
 fn grouped_matmul(r: &mut SplitMix) -> OpDraft {

@@ -44,6 +44,8 @@ pub enum MatrixOrder {
 pub struct Gemm {
     /// The dtype of `a`, `b` and the bias.
     pub dtype: DType,
+    /// The dtype in which `b` is stored. The library requires that it is [`dtype`](Self::dtype).
+    pub stored: DType,
     /// The dtype of `c`: that of the operands, or f32 for f16 and bf16.
     pub result_dtype: DType,
     /// Rows of the result.

@@ -202,7 +202,7 @@ pub(crate) type Alignments = [u8; 3];
 
 /// The properties of a product that the choice of an algorithm depends on.
 fn key(gemm: &Gemm, alignments: Alignments, workspace: usize) -> String {
-    let Gemm { dtype, result_dtype, m, n, k, batch, a, b, c, bias } = gemm;
+    let Gemm { dtype, stored: _, result_dtype, m, n, k, batch, a, b, c, bias } = gemm;
     let bias = if bias.is_some() { " with a bias" } else { "" };
     // The distance between the matrices of a batch matters only by its alignment, and by whether it is zero.
     let sides = [a, b, c].map(|x| format!("{:?} {} {}", x.order, x.step, x.batch != 0)).join(", ");
@@ -272,7 +272,19 @@ mod tests {
             order: MatrixOrder::Rows,
             batch: 0,
         });
-        Gemm { dtype: DType::BF16, result_dtype: DType::BF16, m: 8, n, k: 16, batch: 1, a, b, c, bias: None }
+        Gemm {
+            dtype: DType::BF16,
+            stored: DType::BF16,
+            result_dtype: DType::BF16,
+            m: 8,
+            n,
+            k: 16,
+            batch: 1,
+            a,
+            b,
+            c,
+            bias: None,
+        }
     }
 
     fn algorithm(first: u64) -> GemmAlgorithm {

@@ -100,7 +100,7 @@ pub(super) fn lower(
     let rows = if e.divide_k { e.k } else { e.m };
     let [b_group, c_group] = [y, result].map(|v| if v.shape.len() == 3 { v.strides[0] } else { 0 });
     let mut out = format!(
-        "namespace sc {{ struct @_L {{\ntypedef {} T; typedef T Out; typedef {} A; typedef {} I;\n\
+        "namespace sc {{ struct @_L {{\ntypedef {} T; typedef T B; typedef T Out; typedef {} A; typedef {} I;\n\
          static const i64 R = {rows}, M = {}, N = {}, K = {}, G = {}, b_group = {b_group}ll, c_group = {c_group}ll, e_step = {}ll;\n{}",
         stored_type(x.dtype),
         computed_type(x.dtype),

@@ -33,6 +33,8 @@ struct ProductOperand {
 struct BatchedProduct {
     /// The dtype of the factors.
     dtype: DType,
+    /// The dtype in which the right factor is stored.
+    stored: DType,
     result_dtype: DType,
     batch: Vec<usize>,
     a: ProductOperand,
@@ -63,7 +65,9 @@ pub(super) fn lower(
         {
             return Ok(vec![work]);
         }
-        return Ok(products.into_iter().map(GpuCommand::Gemm).collect());
+        if p.stored == p.dtype {
+            return Ok(products.into_iter().map(GpuCommand::Gemm).collect());
+        }
     }
     Ok(vec![tiled(&p, l)])
 }
@@ -98,7 +102,10 @@ fn product(
     };
     let xr = x.shape.len();
     let yr = y.shape.len();
-    if xr < 2 || yr < 2 || rank < 2 || x.dtype != y.dtype || !may_store(x.dtype, result.dtype) {
+    if xr < 2 || yr < 2 || rank < 2 || !may_store(x.dtype, result.dtype) {
+        return Err(shape_error());
+    }
+    if x.dtype != y.dtype && !y.dtype.is_stored_factor(x.dtype) {
         return Err(shape_error());
     }
     let fits = x.shape[xr - 1] == y.shape[yr - 2]
@@ -118,7 +125,8 @@ fn product(
             batch: broadcast(&batch, &v.shape[..outer], &v.strides[..outer]),
         }
     });
-    let mut out = BatchedProduct { dtype: x.dtype, result_dtype: result.dtype, batch, a, b, c };
+    let mut out =
+        BatchedProduct { dtype: x.dtype, stored: y.dtype, result_dtype: result.dtype, batch, a, b, c };
     collapse(&mut out.batch, &mut [&mut out.a.batch, &mut out.b.batch, &mut out.c.batch]);
     Ok(out)
 }
@@ -173,6 +181,10 @@ fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
     let mut b = p.b.clone();
     let mut c = p.c.clone();
     if order(&c.matrix)?.0 == MatrixOrder::Columns {
+        // Only the right factor may have another dtype.
+        if p.stored != p.dtype {
+            return None;
+        }
         // The transpose of the result is the product of the transposes in reverse order.
         std::mem::swap(&mut a, &mut b);
         [&mut a, &mut b, &mut c].into_iter().for_each(|s| s.matrix.swap(0, 1));
@@ -180,6 +192,7 @@ fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
     let inner_axis = p.batch.len().checked_sub(1);
     let template = Gemm {
         dtype: p.dtype,
+        stored: p.stored,
         result_dtype: p.result_dtype,
         bias: None,
         m: c.matrix[0].n,
@@ -204,7 +217,8 @@ fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
     if count > MAX_PRODUCTS || largest.iter().any(|&n| n > i32::MAX as usize) || template.c.batch < 0 {
         return None;
     }
-    let [size, result_size] = [p.dtype, p.result_dtype].map(|dtype| dtype.size() as i64);
+    let [size, stored_size, result_size] =
+        [p.dtype, p.stored, p.result_dtype].map(|dtype| dtype.size() as i64);
     let mut gemms = Vec::with_capacity(count);
     for number in 0..count {
         let mut index = number;
@@ -212,7 +226,8 @@ fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
         for axis in (0..outer.len()).rev() {
             let i = (index % outer[axis]) as i64;
             index /= outer[axis];
-            let sides = [(&mut gemm.a, &a, size), (&mut gemm.b, &b, size), (&mut gemm.c, &c, result_size)];
+            let sides =
+                [(&mut gemm.a, &a, size), (&mut gemm.b, &b, stored_size), (&mut gemm.c, &c, result_size)];
             for (matrix, side, size) in sides {
                 matrix.at = matrix.at.offset_by(i * side.batch[axis] as i64 * size);
             }
@@ -234,8 +249,9 @@ fn tiled(p: &BatchedProduct, l: &mut KernelLowering<'_>) -> GpuCommand {
     let batch: usize = p.batch.iter().product();
     let accumulated = computed_type(p.dtype);
     let mut out = format!(
-        "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {} Out; typedef {accumulated} A;\nstatic const i64 M = {}, N = {}, K = {k};\n",
+        "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {} B; typedef {} Out; typedef {accumulated} A;\nstatic const i64 M = {}, N = {}, K = {k};\n",
         stored_type(p.dtype),
+        stored_type(p.stored),
         stored_type(p.result_dtype),
         m.n,
         n.n

@@ -59,11 +59,12 @@ fn read_columns<'a>(
         let mut cut = ProductColumns { right: right.clone(), result: result.clone() };
         if let Some(first) = first {
             let size = result.dtype.size();
+            let stored_size = right.dtype.size();
             let columns = shape.last().copied().unwrap_or(1);
             cut.right.shape[1] = columns;
             cut.result.shape.iter_mut().last().into_iter().for_each(|n| *n = columns);
             cut.right.offset =
-                right.offset.wrapping_add_signed(first as isize * right.strides[1] * size as isize);
+                right.offset.wrapping_add_signed(first as isize * right.strides[1] * stored_size as isize);
             cut.result.offset += first * size;
         }
         cuts.push(cut);
@@ -182,5 +183,6 @@ fn product_with_bias(steps: &[BoundOperation<'_>], l: &KernelLowering<'_>) -> Re
         return Ok(None);
     }
     let gemm = matmul::single_library_product(x, y, result, l)?;
-    Ok(gemm.filter(|gemm| gemm.batch == 1).map(|gemm| Gemm { bias: Some(bias_address), ..gemm }))
+    let gemm = gemm.filter(|gemm| gemm.batch == 1 && gemm.stored == gemm.dtype);
+    Ok(gemm.map(|gemm| Gemm { bias: Some(bias_address), ..gemm }))
 }

@@ -229,8 +229,8 @@ fn kernel(
         MAX_SEQUENTIAL_PRODUCTS
     };
     let all_match = gemms.iter().all(|g| {
-        let same_extents = (g.dtype, g.m, g.k, g.a, g.b.step, g.b.order)
-            == (first.dtype, first.m, first.k, first.a, first.b.step, first.b.order);
+        let same_extents = (g.dtype, g.stored, g.m, g.k, g.a, g.b.step, g.b.order)
+            == (first.dtype, first.stored, first.m, first.k, first.a, first.b.step, first.b.order);
         let same_columns = arrangement != ProductArrangement::SideBySide || g.n == first.n;
         g.batch == 1 && same_extents && same_columns
     });
@@ -244,11 +244,12 @@ fn kernel(
     let (tile_text, tiles) = tile_function(gemms, arrangement, config.columns);
     let paired = matches!(arrangement, ProductArrangement::ColumnPairs(_));
     let text = format!(
-        "{}namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const int M = {}, V = {width}, P = {lines_per_column};\nstatic const i64 K = {}, a_step = {}, b_step = {};\nstatic const int HALF = {};\nstatic const bool STEADY = {steady}, PAIRED = {paired};\n{}{tile_text}SC_FN void enter() {{ symmc_enter(); }}\n}}; }}\n\
+        "{}namespace sc {{ struct @_L {{\ntypedef {} T; typedef {} B;\nstatic const int M = {}, V = {width}, P = {lines_per_column};\nstatic const i64 K = {}, a_step = {}, b_step = {};\nstatic const int HALF = {};\nstatic const bool STEADY = {steady}, PAIRED = {paired};\n{}{tile_text}SC_FN void enter() {{ symmc_enter(); }}\n}}; }}\n\
          extern \"C\" __global__ void __launch_bounds__({}) @({}) {{\n    using namespace sc;\n    {}\n    \
          const auto epilogue = [&](int product, i64 row, i64 column, const float *sum) {{\n{}\n    }};\n    {}\n}}\n",
         epilogue.layouts,
         stored_type(first.dtype),
+        stored_type(first.stored),
         first.m,
         first.k,
         first.a.step,
@@ -262,7 +263,9 @@ fn kernel(
         config.call,
     );
     l.preludes();
-    for prelude in [text::MATRIX_SOURCE, text::SKINNY_SOURCE, text::MMA_SOURCE, text::WGMMA_SOURCE] {
+    let sources =
+        [text::MATRIX_SOURCE, text::SKINNY_SOURCE, text::STORED_SOURCE, text::MMA_SOURCE, text::WGMMA_SOURCE];
+    for prelude in sources {
         l.source.prelude(prelude);
     }
     let entry = l.source.function("skinny", text);
@@ -303,6 +306,9 @@ fn config(
     l: &KernelLowering<'_>,
 ) -> Option<SkinnyKernel> {
     let gemm = &gemms[0];
+    if gemm.stored != gemm.dtype {
+        return by_stored_lines(gemms, arrangement);
+    }
     let width = 16 / gemm.dtype.size();
     let aligned = |address: DevicePtr, step: usize| address.is_multiple_of(16) && step.is_multiple_of(width);
     let fits = gemm.dtype.is_float()
@@ -319,6 +325,30 @@ fn config(
         MatrixOrder::Columns if !gemm.k.is_multiple_of(width) || !aligned(gemm.a.at, gemm.a.step) => None,
         MatrixOrder::Columns => by_tensor_cores(gemms, arrangement, l).or_else(|| gemv(gemm)),
     }
+}
+
+/// The kernel for right matrices of 8 bits, with lines along K.
+fn by_stored_lines(gemms: &[Gemm], arrangement: ProductArrangement<'_>) -> Option<SkinnyKernel> {
+    let gemm = &gemms[0];
+    let aligned = |address: DevicePtr, bytes: usize| address.is_multiple_of(16) && bytes.is_multiple_of(16);
+    let fits = PRODUCT_LIMITS.stored_rows.is_some_and(|rows| gemm.m <= rows as usize)
+        && !matches!(arrangement, ProductArrangement::ColumnPairs(_))
+        && gemm.a.order == MatrixOrder::Rows
+        && gemm.b.order == MatrixOrder::Columns
+        && gemm.k.is_multiple_of(16)
+        && aligned(gemm.a.at, gemm.a.step * gemm.dtype.size())
+        && gemms.iter().all(|g| aligned(g.b.at, g.b.step));
+    // More columns read the left matrix less often, which matters for many rows.
+    let tiles = if gemm.m > 16 { 2 } else { 1 };
+    let warps = if gemm.m > 32 { 4 } else { 8 };
+    fits.then(|| SkinnyKernel {
+        call: "skinny_stored<@_L>(a, b, epilogue);",
+        constants: format!("static const int COLUMNS = {tiles}, WARPS = {warps};\n"),
+        columns: 8 * tiles,
+        split: 1,
+        threads: 32 * warps,
+        ..SkinnyKernel::default()
+    })
 }
 
 fn by_columns(gemms: &[Gemm]) -> Option<SkinnyKernel> {

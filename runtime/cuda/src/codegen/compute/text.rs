@@ -24,6 +24,8 @@ pub(super) const GROUPED_SOURCE: &str = include_str!("kernels/grouped.cuh");
 pub(super) const GROUPED_WGMMA_SOURCE: &str = include_str!("kernels/grouped_wgmma.cuh");
 /// GEMV, and skinny GEMM of up to four rows.
 pub(super) const SKINNY_SOURCE: &str = include_str!("kernels/skinny.cuh");
+/// Skinny GEMM by tensor cores with right matrices of 8 bits.
+pub(super) const STORED_SOURCE: &str = include_str!("kernels/stored.cuh");
 /// Skinny GEMM by tensor cores.
 pub(super) const MMA_SOURCE: &str = include_str!("kernels/mma.cuh");
 /// Skinny GEMM by warp-group MMA, with TMA and split-K.

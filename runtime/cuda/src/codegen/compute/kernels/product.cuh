@@ -4,7 +4,7 @@ namespace sc {
 
 // Computes the tile from this row (of rows before `rows`) and this column on; sums over `terms` terms of K.
 template <class L>
-SC_FN void product_tile(const typename L::T *a, const typename L::T *b, typename L::Out *c, i64 row0, i64 rows, i64 column0, i64 terms) {
+SC_FN void product_tile(const typename L::T *a, const typename L::B *b, typename L::Out *c, i64 row0, i64 rows, i64 column0, i64 terms) {
     typedef typename L::T T;
     typedef typename L::A A;
     const int S = 64, D = 16;
@@ -48,10 +48,12 @@ SC_FN void product_tile(const typename L::T *a, const typename L::T *b, typename
 
 template <class L, int TILES> SC_FN void product(const void *pa, const void *pb, void *pc) {
     typedef typename L::T T;
+    typedef typename L::B B;
     const int S = 64;
     const i64 column_tile = blockIdx.x % TILES, rest = blockIdx.x / TILES;
     const i64 row_tiles = (L::M + S - 1) / S, batch = rest / row_tiles;
-    const T *a = (const T *)pa + L::a_batch(batch), *b = (const T *)pb + L::b_batch(batch);
+    const T *a = (const T *)pa + L::a_batch(batch);
+    const B *b = (const B *)pb + L::b_batch(batch);
     product_tile<L>(a, b, (typename L::Out *)pc + L::c_batch(batch), rest % row_tiles * S, L::M, column_tile * S, L::K);
 }
 

@@ -37,6 +37,18 @@ SC_FN u32 pack_f16(float low, float high) {
     return r;
 }
 // 2^x to 2 units in the last place; a result below the normal range of float is 0.
+// x * y + z of pairs, rounded once.
+SC_FN u32 fma_bf16x2(u32 x, u32 y, u32 z) {
+    u32 r;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(z));
+    return r;
+}
+SC_FN u32 fma_f16x2(u32 x, u32 y, u32 z) {
+    u32 r;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(z));
+    return r;
+}
+
 SC_FN float power_of_two(float x) {
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
