@@ -163,10 +163,12 @@ impl ReplayJob {
             }
         }
         session.run()?;
-        let outputs = graph.outputs.iter().enumerate();
+        // Sessions cut the outputs that have lengths, and do not list these.
+        let listed = |output: &&GraphOutput| !matches!(output.kind, OutputKind::Length { .. });
+        let outputs = graph.outputs.iter().filter(listed).enumerate();
         let read = |(k, output): (usize, &GraphOutput)| match output.kind {
             OutputKind::Mutates(input) => session.read(graph.value_name(graph.inputs[input].value)),
-            OutputKind::Returned => {
+            OutputKind::Returned | OutputKind::Length { .. } => {
                 let before = graph.outputs[..k].iter().filter(|o| o.kind == OutputKind::Returned).count();
                 session.read(&format!("out.{before}"))
             }

@@ -70,6 +70,7 @@ impl PlannedPart {
         for (rank, outputs) in outputs.into_iter().enumerate() {
             for (output, value) in self.program.graph.outputs.iter().zip(outputs) {
                 match output.kind {
+                    OutputKind::Length { .. } => {}
                     OutputKind::Returned => next.push(u8::try_from(value.get_i64(0)).expect("a byte")),
                     OutputKind::Mutates(input) => {
                         let source = &self.program.graph.inputs[input].source;
@@ -92,7 +93,7 @@ fn unwritten(part: &PlannedPart) -> Caches {
         OutputKind::Mutates(input) => {
             graph.ty(graph.inputs[input].value).concrete_shape(&symmc::SymbolBindings::new())
         }
-        OutputKind::Returned => None,
+        OutputKind::Returned | OutputKind::Length { .. } => None,
     };
     let shapes: Vec<Vec<usize>> = graph.outputs.iter().filter_map(shape).collect();
     let empty = |shape: &Vec<usize>| {
