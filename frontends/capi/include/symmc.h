@@ -274,6 +274,20 @@ void symmc_group_free(symmc_group *group);
 #define SYMMC_F32 6
 /* IEEE 754 numbers of 64 bits. */
 #define SYMMC_F64 7
+/* Unsigned integers of 16 bits. */
+#define SYMMC_U16 8
+/* Unsigned integers of 32 bits. */
+#define SYMMC_U32 9
+/* Signed integers of 8 bits. */
+#define SYMMC_I8 10
+/* Signed integers of 16 bits. */
+#define SYMMC_I16 11
+/* Floats with 4 bits of exponent and 3 of mantissa, without infinities (e4m3fn). */
+#define SYMMC_F8E4M3 12
+/* Floats with 5 bits of exponent and 2 of mantissa. */
+#define SYMMC_F8E5M2 13
+/* Powers of two: 8 bits of exponent. */
+#define SYMMC_F8E8M0 14
 /* Memory of this rank that the session holds. */
 #define SYMMC_PLACE_OWN 0
 /* The symmetric arena, which peers can access. */

@@ -13,10 +13,9 @@ use symmc_import::{
 };
 use symmc_ir::{BinaryOp, DType, Dim, GraphBuilder, SymbolBindings, Tensor, ValueId};
 
-use crate::counted::CountedAxis;
 use crate::emit::DetachedEmitter;
 use crate::known_values::{KnownValue, SizeCondition};
-use crate::lower::{ImportLowering, RuleFailure, RuleResult};
+use crate::lower::{CountedAxis, ImportLowering, RuleFailure, RuleResult};
 use crate::node::{CONTROL_FLOW, node_label};
 use crate::proto;
 use crate::ranks::RankCount;

@@ -12,16 +12,9 @@ use symmc_ir::{
 };
 
 use crate::call::OpCall;
-use crate::lower::{EmitResult, ImportLowering, RuleFailure, RuleResult};
+use crate::lower::{CountedAxis, EmitResult, ImportLowering, RuleFailure, RuleResult};
 use crate::proto;
 use crate::scope::NameBinding;
-
-/// The axis of a value of which only the first elements count, and their number, an integer without axes.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct CountedAxis {
-    pub axis: usize,
-    pub count: ValueId,
-}
 
 /// The operators whose operands may have such an axis.
 const ALLOWED: &str = "Identity Cast Abs Neg Exp Log Sqrt Reciprocal Relu LeakyRelu Sigmoid Tanh Erf Gelu Floor Ceil Round Sign \

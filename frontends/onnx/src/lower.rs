@@ -8,7 +8,6 @@ use symmc_import::{Compositions, UnsupportedOps, declared, invalid, unsupported,
 use symmc_ir::{DType, Dim, GraphBuilder, InputKind, Op, Tensor, TensorType, ValueId};
 
 use crate::argument_values::{ArgumentValues, FixedArgument};
-use crate::counted::CountedAxis;
 use crate::emit;
 use crate::error::FailureReason;
 use crate::known_values::{KnownValue, type_of_tensor, uniform_scalar};
@@ -37,6 +36,13 @@ impl From<FailureReason> for RuleFailure {
 
 /// The key of a function of the model: domain, name and overload.
 pub(crate) type FunctionKey<'p> = (&'p str, &'p str, &'p str);
+
+/// The axis of a value of which only the first elements count, and their number, an integer without axes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct CountedAxis {
+    pub axis: usize,
+    pub count: ValueId,
+}
 
 pub(crate) struct ImportLowering<'p> {
     pub builder: GraphBuilder,

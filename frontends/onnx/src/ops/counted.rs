@@ -7,9 +7,8 @@ use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, Tensor, ValueId};
 
 use super::{RuleRow, row_of_results};
 use crate::call::OpCall;
-use crate::counted::CountedAxis;
 use crate::known_values::KnownValue;
-use crate::lower::{EmitResult, RuleResult};
+use crate::lower::{CountedAxis, EmitResult, RuleResult};
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("NonZero", 13, "cumsum, index_put, floor_div", non_zero),
