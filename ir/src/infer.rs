@@ -5,12 +5,15 @@
 //! [`infer_types`] derives result types where the op fixes them.
 
 mod attention;
+mod checks;
 
 use std::collections::HashSet;
 
 use self::attention::{
     check_attention_attributes, check_rotary, infer_attention, infer_attention_gradient, log_sum_exp_type,
 };
+pub use self::checks::broadcast_shapes;
+use self::checks::{check_float, check_same_dtype, check_same_rank, ensure};
 use crate::attention::AttentionOperands;
 use crate::collective::{AllToAllSplits, CollectiveKind};
 use crate::dim::{Dim, MAX_ATOMS};
@@ -298,25 +301,6 @@ fn check_route(
     })
 }
 
-pub fn broadcast_shapes(shapes: &[&[Dim]]) -> Result<Vec<Dim>, String> {
-    let rank = shapes.iter().map(|s| s.len()).max().unwrap_or(0);
-    let mut out = vec![Dim::from(1); rank];
-    for shape in shapes {
-        for (d, o) in shape.iter().rev().zip(out.iter_mut().rev()) {
-            if o.as_const() == Some(1) {
-                *o = d.clone();
-            } else if d.as_const() != Some(1) && d != o {
-                return Err(format!("the extents {o:?} and {d:?} do not broadcast"));
-            }
-        }
-    }
-    Ok(out)
-}
-
-fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> {
-    if holds { Ok(()) } else { Err(message()) }
-}
-
 /// The minimum and the maximum number of operands of an op.
 pub fn operand_counts(op: &Op) -> (usize, usize) {
     forms::head(op).1
@@ -343,10 +327,6 @@ fn check_axis(axis: usize, x: &TensorType) -> Result<(), String> {
     ensure(axis < x.rank(), || format!("axis {axis} is out of range: the operand has {} axes", x.rank()))
 }
 
-fn check_same_rank(x: &TensorType, y: &TensorType) -> Result<(), String> {
-    ensure(x.rank() == y.rank(), || format!("expected {} axes, found {}", x.rank(), y.rank()))
-}
-
 fn check_same_except_axis(x: &TensorType, r: &TensorType, axis: usize) -> Result<(), String> {
     for a in (0..x.rank()).filter(|&a| a != axis) {
         ensure(x.shape[a] == r.shape[a], || {
@@ -354,19 +334,6 @@ fn check_same_except_axis(x: &TensorType, r: &TensorType, axis: usize) -> Result
         })?;
     }
     Ok(())
-}
-
-fn check_same_dtype(operands: &[&TensorType]) -> Result<(), String> {
-    for y in operands.iter().skip(1) {
-        ensure(y.dtype == operands[0].dtype, || {
-            format!("the dtypes differ: {} and {}", operands[0].dtype, y.dtype)
-        })?;
-    }
-    Ok(())
-}
-
-fn check_float(x: &TensorType) -> Result<(), String> {
-    ensure(x.dtype.is_float(), || format!("it needs a floating-point operand, found {}", x.dtype))
 }
 
 fn check_index_dtype(x: &TensorType) -> Result<(), String> {
@@ -443,13 +410,6 @@ fn infer_grouped_matmul(x: &TensorType, y: &TensorType, ends: &TensorType) -> Re
     };
     ensure(k == inner, || format!("the inner extents differ: {k:?} and {inner:?}"))?;
     Ok(TensorType::new(x.dtype, shape))
-}
-
-fn check_operand_type(what: &str, found: &TensorType, expected: &TensorType) -> Result<(), String> {
-    ensure(found == expected, || {
-        let TensorType { dtype, shape } = expected;
-        format!("the {what} must be {dtype}{shape:?}, found {}{:?}", found.dtype, found.shape)
-    })
 }
 
 fn infer_select(operands: &[&TensorType]) -> Result<TensorType, String> {

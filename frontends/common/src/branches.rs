@@ -5,15 +5,12 @@
 //! communicate, are not supported.
 
 use symmc_ir::op::{ExtentRule, RejectedData};
-use symmc_ir::{BinaryOp, Dim, Graph, InputKind, Node, Op, Scalar, UnaryOp, ValueDef, ValueId};
+use symmc_ir::{BinaryOp, Dim, Graph, Node, Op, UnaryOp, ValueId};
 
 use crate::emit::Emit;
 use crate::failure::RuleResult;
+use crate::guards::{SAFE_DIVISOR, SAFE_INDEX, is_constant, may_be_empty};
 use crate::unsupported;
-
-/// The values of operands that never fail.
-const SAFE_INDEX: i64 = 0;
-const SAFE_DIVISOR: i64 = 1;
 
 /// A bool that holds where the branch for this value of a condition runs, within the branch of `outer`.
 pub fn emit_guard<C: Emit>(
@@ -40,50 +37,7 @@ pub fn check_nodes<E>(graph: &Graph, first: usize, guard: ValueId) -> RuleResult
     }
 }
 
-/// The operands of a node in a branch, with those replaced that may be errors while `guard` does not hold. `None` if there are
-/// none.
-pub(crate) fn guard_operands<C: Emit + ?Sized>(
-    c: &mut C,
-    guard: ValueId,
-    op: &Op,
-    inputs: &[ValueId],
-) -> RuleResult<Option<Vec<ValueId>>, C::Error> {
-    let graph = c.builder().graph();
-    let replaced: Vec<(usize, i64)> = match op.facts().rejected_data {
-        RejectedData::Positions => {
-            let indices = op.index_operands(inputs.len()).into_iter();
-            let is_open = |(operand, axis): &(usize, usize)| {
-                !is_constant(graph, inputs[*operand]) && !may_be_empty(graph, inputs[0], *axis)
-            };
-            indices.filter(is_open).map(|(operand, _)| (operand, SAFE_INDEX)).collect()
-        }
-        RejectedData::ZeroDivisor { scalar: None } => match inputs.last() {
-            Some(&divisor) if !graph.ty(divisor).dtype.is_float() => vec![(inputs.len() - 1, SAFE_DIVISOR)],
-            _ => Vec::new(),
-        },
-        _ => Vec::new(),
-    };
-    if replaced.is_empty() {
-        return Ok(None);
-    }
-    let mut operands = inputs.to_vec();
-    for (operand, number) in replaced {
-        let dtype = c.dtype(operands[operand]);
-        let safe = c.full(Scalar::Int(number), dtype, vec![])?;
-        operands[operand] = c.select(guard, operands[operand], safe)?;
-    }
-    Ok(Some(operands))
-}
-
-fn is_constant(graph: &Graph, value: ValueId) -> bool {
-    matches!(graph.values[value].def, ValueDef::Input(i) if graph.inputs[i].kind == InputKind::Constant)
-}
-
-fn may_be_empty(graph: &Graph, value: ValueId, axis: usize) -> bool {
-    graph.ty(value).shape.get(axis).is_none_or(|extent| extent.bounds(&graph.symbols).0 < 1)
-}
-
-/// Whether a value is the operand of a node of the branch that [`guard_operands`] gives.
+/// Whether a value is the operand of a node of the branch that [`Emit`] guards.
 fn is_guarded(graph: &Graph, value: ValueId, guard: ValueId, number: i64) -> bool {
     let Some((Op::Select, &[condition, _, safe])) = graph.definition(value) else { return false };
     condition == guard

@@ -11,8 +11,8 @@ use symmc_ir::{
     GroupId, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueDef, ValueId,
 };
 
-use crate::branches;
 use crate::failure::{RuleFailure, RuleResult};
+use crate::guards::fallible_operands;
 use crate::requirement;
 
 /// The result of a method that emits one value.
@@ -90,7 +90,7 @@ pub trait Emit {
         Ok(None)
     }
 
-    /// The bool without axes that holds where the branch of the present node runs ([`branches`]). `None` outside of branches.
+    /// The bool without axes that holds where the branch of the present node runs ([`crate::branches`]). `None` outside of branches.
     fn guard(&self) -> Option<ValueId> {
         None
     }
@@ -101,10 +101,18 @@ pub trait Emit {
         op: &Op,
         inputs: &[ValueId],
     ) -> RuleResult<Option<Vec<ValueId>>, Self::Error> {
-        match self.guard() {
-            Some(guard) => branches::guard_operands(self, guard, op, inputs),
-            None => Ok(None),
+        let Some(guard) = self.guard() else { return Ok(None) };
+        let replaced = fallible_operands(self.builder().graph(), op, inputs);
+        if replaced.is_empty() {
+            return Ok(None);
         }
+        let mut operands = inputs.to_vec();
+        for (operand, number) in replaced {
+            let dtype = self.dtype(operands[operand]);
+            let safe = self.full(Scalar::Int(number), dtype, vec![])?;
+            operands[operand] = self.select(guard, operands[operand], safe)?;
+        }
+        Ok(Some(operands))
     }
 
     /// Emits a node whose op determines its result types.

@@ -17,6 +17,7 @@ pub mod formula;
 pub mod functions;
 pub mod fuzz;
 pub mod grid_sampling;
+mod guards;
 pub mod normalize;
 pub mod padding;
 pub mod pooling;

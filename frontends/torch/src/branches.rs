@@ -10,7 +10,6 @@ use symmc_ir::{BinaryOp, DType, GraphBuilder, NodeId, ValueId};
 use crate::call::OpCall;
 use crate::inline;
 use crate::lower::{EmitResult, ImportLowering, RuleFailure, RuleResult};
-use crate::lower_nodes::lower_wrapped_graph;
 use crate::packed_rows::PackedValues;
 use crate::schema::{Argument, ExportedGraph};
 
@@ -126,7 +125,7 @@ fn lower_branch<'p>(
     let name = if holds { "then" } else { "else" };
     let own_label = format!("{}.{name}", c.label);
     let label = std::mem::replace(&mut c.label, own_label);
-    let lowered = lower_wrapped_graph(c, graph);
+    let lowered = inline::lower_wrapped_graph(c, graph);
     c.label = label;
     c.lowering.guard = outer;
     let is_written = c.lowering.written_inputs != written;

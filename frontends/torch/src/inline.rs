@@ -7,7 +7,7 @@ use crate::call::OpCall;
 use crate::effects;
 use crate::error::{ImportError, Result};
 use crate::lower::{ImportLowering, RuleFailure, RuleResult};
-use crate::schema::{self, Argument, ExportedNode};
+use crate::schema::{self, Argument, ExportedGraph, ExportedNode};
 use crate::scope::{NameBinding, NameScope, tensor_names};
 use symmc_import::{RuleCall, invalid_if};
 use symmc_ir::{DType, Op, TensorType, ValueDef, ValueId};
@@ -159,4 +159,14 @@ pub(crate) fn set_wrapped_results(
         c.set_result(i, value);
     }
     Ok(())
+}
+
+/// Lowers the nodes of a wrapped graph in place of the call.
+pub(crate) fn lower_wrapped_graph<'p>(call: &mut OpCall<'_, 'p>, graph: &'p ExportedGraph<'p>) -> RuleResult {
+    let inner = wrapped_scope(call, graph)?;
+    let outer = std::mem::replace(&mut call.lowering.scope, inner);
+    let ran = call.lowering.lower_nodes();
+    let inner = std::mem::replace(&mut call.lowering.scope, outer);
+    ran?;
+    set_wrapped_results(call, graph, &inner)
 }

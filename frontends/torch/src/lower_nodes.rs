@@ -18,7 +18,7 @@ use crate::lower::{ImportLowering, RuleFailure, RuleResult};
 use crate::operand_dtypes;
 use crate::ops;
 use crate::packed_rows;
-use crate::schema::{Argument, ExportedGraph, ExportedNode};
+use crate::schema::{Argument, ExportedNode};
 use crate::scope::{NameBinding, tensor_names};
 use symmc_import::unsupported;
 
@@ -132,7 +132,7 @@ impl<'p> ImportLowering<'p> {
 
 fn lower_call(call: &mut OpCall<'_, '_>, effect: &OpEffect) -> RuleResult {
     if let Some(graph) = inline::wrapped_graph(call.node).or_else(|| inline::taken_branch(call)) {
-        return lower_wrapped_graph(call, graph);
+        return inline::lower_wrapped_graph(call, graph);
     }
     if inline::is_branch(call.node) {
         return branches::lower_both(call);
@@ -187,16 +187,6 @@ fn lower_complex_call(call: &mut OpCall<'_, '_>, effect: &OpEffect) -> RuleResul
             aliasing::separate_results(call)
         }
     }
-}
-
-/// Lowers the nodes of a wrapped graph in place of the call.
-pub(crate) fn lower_wrapped_graph<'p>(call: &mut OpCall<'_, 'p>, graph: &'p ExportedGraph<'p>) -> RuleResult {
-    let inner = inline::wrapped_scope(call, graph)?;
-    let outer = std::mem::replace(&mut call.lowering.scope, inner);
-    let ran = call.lowering.lower_nodes();
-    let inner = std::mem::replace(&mut call.lowering.scope, outer);
-    ran?;
-    inline::set_wrapped_results(call, graph, &inner)
 }
 
 /// A possible schema of a node's op, on the assumption that it is pure.

@@ -1,6 +1,8 @@
 //! Typing rules of attention, its gradient, and rotary embeddings.
 
-use super::{broadcast_shapes, check_float, check_operand_type, check_same_dtype, check_same_rank, ensure};
+use super::checks::{
+    broadcast_shapes, check_float, check_operand_type, check_same_dtype, check_same_rank, ensure,
+};
 use crate::attention::{AttentionBound, AttentionOperands};
 use crate::dim::Dim;
 use crate::types::{DType, FloatAttribute, TensorType};
