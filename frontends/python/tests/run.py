@@ -27,7 +27,8 @@ SAMPLE = [
     "test_calls.Calls.test_run_no_function_of_python_for_each_input",
     "test_calls.Calls.test_take_tensors_of_any_strides_and_refuse_others",
     "test_meaning",
-    # Roundings in f16 and bf16.
+    # Casts, and roundings in f16 and bf16.
+    "test_casts",
     "test_narrow",
     "test_op_definitions",
     # The pages of docs/ whose blocks are files and commands.
