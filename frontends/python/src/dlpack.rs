@@ -208,10 +208,11 @@ pub fn is_dense(extents: &[i64], strides: &[i64]) -> bool {
         })
 }
 
-/// An object with `__dlpack__`, whose elements have this dtype, as a NumPy array of the same memory. NumPy has no bf16.
+/// An object with `__dlpack__`, whose elements have this dtype, as a NumPy array of the same memory. NumPy has no bf16 and no floats
+/// of 8 bits.
 pub fn as_numpy<'py>(object: &Bound<'py, PyAny>, dtype: DType) -> PyResult<Bound<'py, PyAny>> {
-    if dtype == DType::BF16 {
-        return Err(input_error("NumPy has no bf16: use torch() or another library"));
+    if dtype == DType::BF16 || dtype.is_storage_float() {
+        return Err(input_error(&format!("NumPy has no {dtype}: use torch() or another library")));
     }
     object.py().import("numpy")?.call_method1("from_dlpack", (object,))
 }

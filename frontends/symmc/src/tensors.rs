@@ -169,7 +169,7 @@ impl TensorFile {
     pub fn get(&self, name: &str) -> Result<Option<Arc<Tensor>>, Error> {
         let Some(info) = self.header.info(name) else { return Ok(None) };
         let stored = info.dtype.to_string();
-        let matching = DType::ALL.iter().find(|dtype| dtype.name().eq_ignore_ascii_case(&stored));
+        let matching = DType::ALL.iter().find(|dtype| dtype.facts().safetensors == stored);
         let &dtype = matching.ok_or_else(|| {
             Error::format(&self.path, format!("{name}: the dtype {stored} is not supported"))
         })?;
