@@ -212,7 +212,7 @@ pub fn is_dense(extents: &[i64], strides: &[i64]) -> bool {
 /// of 8 bits.
 pub fn as_numpy<'py>(object: &Bound<'py, PyAny>, dtype: DType) -> PyResult<Bound<'py, PyAny>> {
     if dtype == DType::BF16 || dtype.is_storage_float() {
-        return Err(input_error(&format!("NumPy has no {dtype}: use torch() or another library")));
+        return Err(input_error(format!("NumPy has no {dtype}: use torch() or another library")));
     }
     object.py().import("numpy")?.call_method1("from_dlpack", (object,))
 }

@@ -101,7 +101,7 @@ class Writer(unittest.TestCase):
         for value, text in [
             (1 << 63, "expected integers of 64 bits, found 9223372036854775808"),
             ([1, 2.0], "expected a list of arguments of one kind, found float, int"),
-            (torch.uint64, "expected a supported dtype, found uint64"),
+            (torch.float4_e2m1fn_x2, "expected a supported dtype, found float4_e2m1fn_x2"),
             ("\ud800", "surrogates not allowed"),
             (range(2), "found range"),
         ]:
