@@ -31,7 +31,7 @@ SC_FN void widen(f16, signed char, u32 x, u32 (&out)[2]) {
     for (int i = 0; i < 2; i++)
         out[i] = fma_f16x2(__byte_perm(x ^ 0x80808080u, 0, i == 0 ? 0x4140 : 0x4342) | 0x64006400u, 0x3c003c00u, 0xe480e480u);
 }
-// The exponent and the mantissa move to their places, and a power of two corrects the bias. NaN is dealt with apart.
+// The exponent and the mantissa move to their places, and a power of two corrects the bias. NaN is handled separately.
 SC_FN void widen(bf16, f8e4m3, u32 x, u32 (&out)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
