@@ -52,12 +52,11 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_ir::machine::MachineProfile;
-use symmc_ir::{BoundsChecks, CollectiveVariant, Graph, InputId, Numerics, NumericsClass, Op, SymbolId};
+use symmc_ir::{CollectiveVariant, Graph, InputId, Numerics, NumericsClass, Op, SymbolId};
 use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
 
 use crate::canon::groups::merged_all_reduce_groups;
 use crate::error::{PassError, verify_after};
-use crate::rewrite::rewrite;
 pub use coalesce::{COALESCE_RULE, CoalesceConfig, CoalesceReach, CollectiveSet as CoalescedSet, JoinMode};
 use coalesced_graph::CoalescedProgram;
 pub use conditions::{CollectiveConditions, LowerConditions, VariantSet};
@@ -285,12 +284,14 @@ pub fn choose_forms<'g>(
     config: &LowerConfig,
 ) -> Result<(Cow<'g, Graph>, ChosenForms), PassError> {
     let (program, forms) = choose_collective_forms(graph, config)?;
-    let reads_stored = config.profile.dispatches.product.is_some_and(|limits| limits.stored_rows.is_some());
-    if !reads_stored || !stored_factors::may_apply(&program) {
+    let max_rows = config.profile.dispatches.product.and_then(|limits| limits.stored_rows);
+    let Some(max_rows) = max_rows.filter(|_| stored_factors::may_apply(&program)) else {
         return Ok((program, forms));
-    }
+    };
     let narrowed = narrow_to_bucket(&program, config)?;
-    let (mut rewritten, _) = rewrite(&narrowed, &[stored_factors::RULES], &BoundsChecks::default());
+    let Some(mut rewritten) = stored_factors::read_stored_factors(&narrowed, max_rows) else {
+        return Ok((program, forms));
+    };
     rewritten.symbols = graph.symbols.clone();
     Ok((Cow::Owned(rewritten), forms))
 }

@@ -37,8 +37,12 @@ impl Product {
 
     /// Whether the product reads the stored weight on this machine. Its bits must stay.
     fn reads_stored(&self, machine: &str) -> bool {
+        self.reads_stored_on(MachineProfile::builtin(machine).unwrap())
+    }
+
+    fn reads_stored_on(&self, profile: MachineProfile) -> bool {
         let graph = self.program();
-        let config = LowerConfig::new(MachineProfile::builtin(machine).unwrap());
+        let config = LowerConfig::new(profile);
         let (form, _) = choose_forms(&graph, &config).unwrap();
         verify::verify(&form).unwrap_or_else(|e| panic!("{}", e[0]));
         for which in [0, 3, 64] {
@@ -72,4 +76,14 @@ fn products_keep_casts_where_machines_lack_kernels() {
     assert!(!Product { rows: "many", ..USUAL }.reads_stored("h200x2"));
     assert!(!Product { k: 72, ..USUAL }.reads_stored("h200x2"), "lines of 72 bytes");
     assert!(!Product { permuted: false, ..USUAL }.reads_stored("h200x2"), "lines along the columns");
+}
+
+#[test]
+fn limits_of_rows_are_those_of_the_profile() {
+    for (max_rows, expected) in [(Some(4), false), (Some(8), true), (None, false)] {
+        let mut profile = MachineProfile::builtin("h200x2").unwrap();
+        profile.dispatches.product.as_mut().unwrap().stored_rows = max_rows;
+        let product = Product { rows: "4", ..USUAL };
+        assert_eq!(product.reads_stored_on(profile), expected, "8 rows, at most {max_rows:?}");
+    }
 }
