@@ -4,11 +4,12 @@
 //!
 //! A frontend implements [`Emit`] for the node that it lowers. Its rules then call the methods.
 
+use symmc_ir::axes::AxisMap;
 use symmc_ir::dim::check_shape_complexity;
 use symmc_ir::text::with_symbol_names;
 use symmc_ir::{
     ArgOp, AttentionBound, BinaryOp, Collective, CollectiveKind, DType, Dim, FloatAttribute, GraphBuilder,
-    GroupId, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueDef, ValueId,
+    GroupId, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueDef, ValueId, infer,
 };
 
 use crate::failure::{RuleFailure, RuleResult};
@@ -115,19 +116,56 @@ pub trait Emit {
         Ok(Some(operands))
     }
 
-    /// Emits a node whose op determines its result types.
-    fn emit_all(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> RuleResult<Vec<ValueId>, Self::Error> {
+    /// Emits a node as it is, without [`emit_adapted`](Self::emit_adapted). `types` are the declared result types.
+    fn emit_plain(
+        &mut self,
+        hint: &str,
+        op: Op,
+        inputs: &[ValueId],
+        types: Option<&[TensorType]>,
+    ) -> RuleResult<Vec<ValueId>, Self::Error> {
+        for ty in types.into_iter().flatten() {
+            check_shape_complexity(&ty.shape).map_err(|m| self.invalid_node(m))?;
+        }
         let guarded = self.guard_operands(&op, inputs)?;
         let inputs = guarded.as_deref().unwrap_or(inputs);
-        if let Some(results) = self.emit_adapted(hint, &op, inputs, None)? {
-            return Ok(results);
-        }
         let name = format!("{}.{hint}", self.label());
-        let results = self.builder_mut().node(&name, op, inputs)?;
+        let results = match types {
+            Some(types) => self.builder_mut().node_as(&name, op, inputs, types.to_vec())?,
+            None => self.builder_mut().node(&name, op, inputs)?,
+        };
         for &r in &results {
             check_shape_complexity(&self.ty(r).shape).map_err(|m| self.invalid_node(m))?;
         }
         Ok(results)
+    }
+
+    /// The types of the results of a node that is not emitted yet, and how their axes correspond to those of its operands.
+    fn typed_axes(
+        &self,
+        op: &Op,
+        inputs: &[ValueId],
+        types: Option<&[TensorType]>,
+    ) -> RuleResult<(Vec<TensorType>, AxisMap), Self::Error> {
+        let operands: Vec<&TensorType> = inputs.iter().map(|v| self.ty(*v)).collect();
+        let results = match types {
+            Some(types) => types.to_vec(),
+            None => {
+                infer::infer_types(op, &operands, None).map_err(RuleFailure::Invalid)?.unwrap_or_default()
+            }
+        };
+        let operand_shapes: Vec<&[Dim]> = operands.iter().map(|ty| &ty.shape[..]).collect();
+        let result_shapes: Vec<&[Dim]> = results.iter().map(|ty| &ty.shape[..]).collect();
+        let axes = op.axes(&operand_shapes, &result_shapes);
+        Ok((results, axes))
+    }
+
+    /// Emits a node whose op determines its result types.
+    fn emit_all(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> RuleResult<Vec<ValueId>, Self::Error> {
+        match self.emit_adapted(hint, &op, inputs, None)? {
+            Some(results) => Ok(results),
+            None => self.emit_plain(hint, op, inputs, None),
+        }
     }
 
     fn emit(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> EmitResult<Self::Error> {
@@ -137,13 +175,11 @@ pub trait Emit {
     /// Emits a node with a declared result type.
     fn emit_as(&mut self, hint: &str, op: Op, inputs: &[ValueId], ty: TensorType) -> EmitResult<Self::Error> {
         check_shape_complexity(&ty.shape).map_err(|m| self.invalid_node(m))?;
-        let guarded = self.guard_operands(&op, inputs)?;
-        let inputs = guarded.as_deref().unwrap_or(inputs);
-        if let Some(results) = self.emit_adapted(hint, &op, inputs, Some(std::slice::from_ref(&ty)))? {
-            return Ok(results[0]);
-        }
-        let name = format!("{}.{hint}", self.label());
-        Ok(self.builder_mut().op_as(&name, op, inputs, ty)?)
+        let types = std::slice::from_ref(&ty);
+        Ok(match self.emit_adapted(hint, &op, inputs, Some(types))? {
+            Some(results) => results[0],
+            None => self.emit_plain(hint, op, inputs, Some(types))?[0],
+        })
     }
 
     // Element-wise.
@@ -492,6 +528,15 @@ pub trait Emit {
         let y = self.reshape(x, once)?;
         let y = self.expand(y, interleaved)?;
         self.reshape(y, joined)
+    }
+
+    /// A row of bools in a form that broadcasts along an axis of `x`.
+    fn mask_along(&mut self, mask: ValueId, x: ValueId, axis: usize) -> EmitResult<Self::Error> {
+        let mut shape = vec![Dim::from(1); self.rank(x) - axis];
+        if let Some(first) = shape.first_mut() {
+            *first = self.extent(x, axis);
+        }
+        self.reshape(mask, shape)
     }
 
     /// Repeats each element of an axis, so that its copies are adjacent.

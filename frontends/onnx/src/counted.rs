@@ -8,11 +8,11 @@
 use symmc_import::{Emit, has_word, unsupported, unsupported_if};
 use symmc_ir::{
     BinaryOp, DType, Dim, FloatAttribute, Op, OperandAxis, OperandUse, ReductionKind, ResultAxis, Scalar,
-    TensorType, ValueId, infer,
+    TensorType, ValueId,
 };
 
 use crate::call::OpCall;
-use crate::lower::{CountedAxis, EmitResult, ImportLowering, RuleFailure, RuleResult};
+use crate::lower::{CountedAxis, EmitResult, ImportLowering, RuleResult};
 use crate::proto;
 use crate::scope::NameBinding;
 
@@ -84,16 +84,7 @@ impl OpCall<'_, '_> {
         inputs: &[ValueId],
         types: Option<&[TensorType]>,
     ) -> RuleResult<Vec<ValueId>> {
-        let operands: Vec<&TensorType> = inputs.iter().map(|v| self.ty(*v)).collect();
-        let results = match types {
-            Some(types) => types.to_vec(),
-            None => {
-                infer::infer_types(op, &operands, None).map_err(RuleFailure::Invalid)?.unwrap_or_default()
-            }
-        };
-        let operand_shapes: Vec<&[Dim]> = operands.iter().map(|ty| &ty.shape[..]).collect();
-        let result_shapes: Vec<&[Dim]> = results.iter().map(|ty| &ty.shape[..]).collect();
-        let axes = op.axes(&operand_shapes, &result_shapes);
+        let (results, axes) = self.typed_axes(op, inputs, types)?;
         let refuse =
             || unsupported!("`{}` of a number of elements that depends on data", symmc_ir::text::op_name(op));
         let mut of_results: Option<CountedAxis> = None;
@@ -203,13 +194,9 @@ impl OpCall<'_, '_> {
     /// A bool for each element of the axis, with as many axes of extent 1 after it as `x` has.
     fn counted_mask(&mut self, x: ValueId, counted: CountedAxis) -> EmitResult {
         let n = self.extent(x, counted.axis);
-        let all = self.iota(n.clone(), 0, 1, DType::I64)?;
+        let all = self.iota(n, 0, 1, DType::I64)?;
         let mask = self.binary(BinaryOp::Lt, all, counted.count)?;
-        let mut shape = vec![Dim::from(1); self.rank(x) - counted.axis];
-        if let Some(first) = shape.first_mut() {
-            *first = n;
-        }
-        self.reshape(mask, shape)
+        self.mask_along(mask, x, counted.axis)
     }
 
     /// `x` with the elements that do not count, if there are any, replaced by a number.
@@ -225,24 +212,6 @@ impl OpCall<'_, '_> {
         let mask = self.counted_mask(x, counted)?;
         let value = self.full(value, self.dtype(x), vec![])?;
         self.emit_plain("fill", Op::Select, &[mask, x, value], None).map(|results| results[0])
-    }
-
-    /// Emits a node without regard to counted axes.
-    fn emit_plain(
-        &mut self,
-        hint: &str,
-        op: Op,
-        inputs: &[ValueId],
-        types: Option<&[TensorType]>,
-    ) -> RuleResult<Vec<ValueId>> {
-        let guarded = self.guard_operands(&op, inputs)?;
-        let inputs = guarded.as_deref().unwrap_or(inputs);
-        let name = format!("{}.{hint}", self.label);
-        let builder = &mut self.lowering.builder;
-        Ok(match types {
-            Some(types) => builder.node_as(&name, op, inputs, types.to_vec())?,
-            None => builder.node(&name, op, inputs)?,
-        })
     }
 }
 

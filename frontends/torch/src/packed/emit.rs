@@ -5,11 +5,11 @@ use symmc_import::{Emit, has_word};
 use symmc_ir::entity::Entity;
 use symmc_ir::{
     ArgOp, AxisMap, BinaryOp, DType, Dim, FloatAttribute, Op, OperandAxis, OperandUse, ReductionKind,
-    ResultAxis, Scalar, TensorType, ValueId, infer,
+    ResultAxis, Scalar, TensorType, ValueId,
 };
 
 use crate::call::OpCall;
-use crate::lower::{RuleFailure, RuleResult};
+use crate::lower::RuleResult;
 use crate::packed_rows::{PackedRows, op_of};
 
 /// Operators whose results mix the rows of an operand and depend on the rows alone, and not on their number.
@@ -87,16 +87,7 @@ impl<'a> PackedCall<'a> {
         types: Option<&[TensorType]>,
     ) -> RuleResult<PackedCall<'a>> {
         let rows = inputs.iter().map(|v| c.lowering.packed.rows(*v).cloned()).collect();
-        let operands: Vec<&TensorType> = inputs.iter().map(|v| c.ty(*v)).collect();
-        let results = match types {
-            Some(types) => types.to_vec(),
-            None => {
-                infer::infer_types(op, &operands, None).map_err(RuleFailure::Invalid)?.unwrap_or_default()
-            }
-        };
-        let operand_shapes: Vec<&[Dim]> = operands.iter().map(|ty| &ty.shape[..]).collect();
-        let result_shapes: Vec<&[Dim]> = results.iter().map(|ty| &ty.shape[..]).collect();
-        let axes = op.axes(&operand_shapes, &result_shapes);
+        let (results, axes) = c.typed_axes(op, inputs, types)?;
         Ok(PackedCall { op, inputs, rows, results, axes })
     }
 

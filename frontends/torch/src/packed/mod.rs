@@ -7,7 +7,6 @@
 //! neither.
 
 use symmc_import::{Emit, invalid};
-use symmc_ir::dim::check_shape_complexity;
 use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, TensorType, ValueId};
 
 use crate::call::OpCall;
@@ -107,39 +106,10 @@ impl OpCall<'_, '_> {
     /// `x` with its unspecified rows replaced by a number.
     pub fn fill_rest(&mut self, x: ValueId, rows: &PackedRows, value: Scalar) -> EmitResult {
         let mask = self.emit_mask(&rows.length, &self.extent(x, rows.axis))?;
-        let mut shape = vec![Dim::from(1); self.rank(x) - rows.axis];
-        if let Some(first) = shape.first_mut() {
-            *first = self.extent(x, rows.axis);
-        }
-        let mask = self.reshape(mask, shape)?;
+        let mask = self.mask_along(mask, x, rows.axis)?;
         let dtype = self.dtype(x);
         let value = self.full(value, dtype, vec![])?;
         self.emit_plain("fill_rest", Op::Select, &[mask, x, value], None).map(|r| r[0])
-    }
-
-    /// Emits a node as it is, without regard to packed rows.
-    pub fn emit_plain(
-        &mut self,
-        hint: &str,
-        op: Op,
-        inputs: &[ValueId],
-        types: Option<&[TensorType]>,
-    ) -> RuleResult<Vec<ValueId>> {
-        let name = format!("{}.{hint}", self.label);
-        for ty in types.into_iter().flatten() {
-            check_shape_complexity(&ty.shape).map_err(RuleFailure::Invalid)?;
-        }
-        let guarded = self.guard_operands(&op, inputs)?;
-        let inputs = guarded.as_deref().unwrap_or(inputs);
-        let builder = &mut self.lowering.builder;
-        let results = match types {
-            Some(types) => builder.node_as(&name, op, inputs, types.to_vec())?,
-            None => builder.node(&name, op, inputs)?,
-        };
-        for &r in &results {
-            check_shape_complexity(&self.ty(r).shape).map_err(RuleFailure::Invalid)?;
-        }
-        Ok(results)
     }
 
     /// An integer without axes that is 0, or an error of the run if `violated` holds.
