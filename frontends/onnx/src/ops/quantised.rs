@@ -192,7 +192,6 @@ impl QuantisedAxis {
     /// Numbers of each element, block or slice in a form that broadcasts to the elements.
     fn broadcast(&self, c: &mut OpCall<'_, '_>, numbers: ValueId) -> EmitResult {
         match self.block {
-            0 if c.ty(numbers).numel() == Dim::from(1) => c.reshape(numbers, vec![]),
             0 => per_channel(c, numbers, self.rank, self.axis),
             block => {
                 let numbers = c.repeat_elements(numbers, self.axis, &block.into())?;
@@ -294,16 +293,14 @@ fn dequantised(c: &mut OpCall<'_, '_>, stored: ValueId, scale: ValueId, zero: Op
 /// A matrix as unsigned bytes, with the scale and the zero point by which its range is covered.
 fn quantize_dynamically(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<(ValueId, ValueId, ValueId)> {
     let axes: Vec<usize> = (0..c.rank(x)).collect();
-    let scale = c.formula([x], |[x]| {
+    let [scale, zero] = c.formulas([x], |[x]| {
         let largest = x.reduce(ReductionKind::Max, &axes, false).max(0.0);
         let least = x.reduce(ReductionKind::Min, &axes, false).min(0.0);
         let range = largest - least;
         // Numbers that are all 0 have any scale.
-        range.eq(0.0).select(1.0, range / 255.0)
-    })?;
-    let zero = c.formula([x, scale], |[x, scale]| {
-        let least = x.reduce(ReductionKind::Min, &axes, false).min(0.0);
-        (least.constant(0.0) - least / scale).clamp(0.0, 255.0).unary(UnaryOp::Round).cast(DType::U8)
+        let scale = range.eq(0.0).select(1.0, range / 255.0);
+        let zero = (least.constant(0.0) - least / scale).clamp(0.0, 255.0);
+        [scale, zero.unary(UnaryOp::Round).cast(DType::U8)]
     })?;
     let stored = quantised(c, x, scale, Some(zero), DType::U8, true)?;
     Ok((stored, scale, zero))
@@ -324,13 +321,13 @@ fn integer_product(
     [x, y]: [ValueId; 2],
     [x_zero, y_zero]: [Option<ValueId>; 2],
 ) -> EmitResult {
+    let is_one = |c: &OpCall<'_, '_>, zero: ValueId| c.ty(zero).numel() == Dim::from(1);
     let x_zero = match x_zero {
-        Some(zero) if c.rank(zero) == 1 && c.ty(zero).numel() != Dim::from(1) => Some(c.unsqueeze(zero, 1)?),
-        Some(zero) if c.ty(zero).numel() == Dim::from(1) => Some(c.reshape(zero, vec![])?),
+        Some(zero) if c.rank(zero) == 1 || is_one(c, zero) => Some(per_channel(c, zero, 2, 0)?),
         zero => zero,
     };
     let y_zero = match y_zero {
-        Some(zero) if c.ty(zero).numel() == Dim::from(1) => Some(c.reshape(zero, vec![])?),
+        Some(zero) if is_one(c, zero) => Some(per_channel(c, zero, 1, 0)?),
         zero => zero,
     };
     let x = centred(c, x, x_zero)?;
