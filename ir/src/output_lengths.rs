@@ -1,4 +1,4 @@
-//! Outputs of which only the first elements along an axis are those of the program ([`OutputKind::Length`]).
+//! Outputs with unspecified elements: along an axis, only the first ones are results of the program ([`OutputKind::Length`]).
 
 use crate::graph::{Graph, OutputKind};
 use crate::tensor::Tensor;

@@ -156,8 +156,8 @@ impl DType {
         matches!(self, DType::F8E4M3 | DType::F8E5M2 | DType::F8E8M0)
     }
 
-    /// Whether the right matrix of a product may have this dtype next to a left one of `left`: numbers of 8 bits without
-    /// infinities, all of which `left` represents.
+    /// Whether the right matrix of a product may have this dtype next to a left one of `left`: `left` represents all of
+    /// its numbers of 8 bits, and it has no infinities.
     pub fn is_stored_factor(self, left: DType) -> bool {
         matches!(self, DType::I8 | DType::U8 | DType::F8E4M3)
             && left.is_narrow_float()

@@ -1,7 +1,7 @@
 //! Branches whose condition is data: both are computed, and their results are selected.
 //!
-//! Nodes of the branch that is not taken must not fail. The operands because of which a node may fail are therefore replaced
-//! while the branch is not taken: indices by 0, and divisors by 1. Branches with other nodes that may fail, and with nodes that
+//! Nodes of the branch that is not taken must not fail. While the branch is not taken, operands that could make a node fail
+//! are replaced: indices by 0, and divisors by 1. Branches with other nodes that may fail, and with nodes that
 //! communicate, are not supported.
 
 use symmc_ir::op::{ExtentRule, RejectedData};

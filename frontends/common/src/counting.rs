@@ -57,7 +57,7 @@ pub fn coordinates<C: Emit>(
     Ok(axes)
 }
 
-/// A divisor that is not 0, for extents of which some may be 0.
+/// The extent, or 1 if it is 0, as a divisor.
 fn at_least_one<C: Emit>(c: &C, extent: Dim) -> Dim {
     if c.dim_bounds(&extent).0 > 0 { extent } else { extent.max_with(&1.into()) }
 }

@@ -37,7 +37,7 @@ impl From<FailureReason> for RuleFailure {
 /// The key of a function of the model: domain, name and overload.
 pub(crate) type FunctionKey<'p> = (&'p str, &'p str, &'p str);
 
-/// The axis of a value of which only the first elements count, and their number, an integer without axes.
+/// An axis of a value along which only the first elements count, and the number of these elements, an integer without axes.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct CountedAxis {
     pub axis: usize,

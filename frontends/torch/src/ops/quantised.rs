@@ -222,7 +222,7 @@ fn join_elements(c: &mut OpCall<'_, '_>, x: ValueId, dtype: DType) -> EmitResult
     })
 }
 
-/// The narrower integers of which integers consist.
+/// Divides each integer into adjacent narrower integers, the low bits first.
 fn divide_elements(c: &mut OpCall<'_, '_>, x: ValueId, dtype: DType) -> EmitResult {
     let count = c.dtype(x).size() / dtype.size();
     let mut shape = c.shape(x);
